@@ -31,6 +31,7 @@ from waiting import until
 import sparkring
 from sparkring import checkpoints
 from sparkring.capture.packing import pack_call
+from sparkring.cluster.by_value import by_value
 from sparkring.data.columns import Making
 from sparkring.data.layout import Layout
 from sparkring.errors import CheckpointError, DataError, OptionsError
@@ -40,7 +41,7 @@ from sparkring.inference.inputs import Described
 from sparkring.inference.outputs import Output, columns_of, types_of
 from sparkring.inference.scorer import RowsError, Scorer
 from sparkring.inference.settings import Live
-from sparkring.launchers.archive import archive, by_value
+from sparkring.launchers.archive import archive
 
 ROWS = """
     SELECT id, array(id / 2D, id / 4D) AS pair, cast(id AS float) AS `a.b`, id % 5 AS rest, map('k', id) AS map,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sparkring.cluster.by_value import by_value
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.session import pandas_unused
 from sparkring.data.columns import changes_with_nulls
@@ -22,7 +23,6 @@ from sparkring.data.frames import for_arrays, serialized_schema, session_of
 from sparkring.data.micro_batches import Piece, StoredRows, as_ipc
 from sparkring.data.stage_task import COLUMNS
 from sparkring.errors import DataError
-from sparkring.launchers.archive import by_value
 from sparkring.runtime.storage import Location
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ class Stager:
             schema = serialized_schema(rows.schema, rows.sparkSession)
             self._schema = pa.ipc.read_schema(pa.py_buffer(schema)).remove_metadata()
         collected = self._collected(rows) if self._is_small else None
-        found = self._by_tasks(rows, batch_id) if collected is None else self._by_driver(collected, batch_id)
-        return found
+        return self._by_tasks(rows, batch_id) if collected is None else self._by_driver(collected, batch_id)
 
     def _collected(self, rows: DataFrame) -> pa.Table | None:
         """Return the rows as a table; None if Spark cannot collect them, for example because there are too many."""

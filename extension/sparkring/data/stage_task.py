@@ -20,7 +20,7 @@ def staging(
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return the function of a task, for mapInArrow(). It yields one row with the COLUMNS, or none without rows.
 
-    Partitions of at most `inline_bytes` are returned in `data`, and others are written to `folder`, as a file whose name
+    Partitions of at most `inline_bytes` are returned in `data`. Others are written to `folder`, as a file whose name
     begins with `prefix`. `nulls` lists those of `null_columns` that have nulls.
     """
 

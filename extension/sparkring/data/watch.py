@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from sparkring.errors import OptionsError
 from sparkring.runtime.storage import Location, locate
-
 
 FORGET_AFTER_S = 600.0  # a file that has been yielded is forgotten when it has been missing for this long
 
@@ -74,7 +74,7 @@ class Watch:
                 hidden = name.startswith((".", "_"))
                 if entry["type"] == "file" and not hidden and fnmatch.fnmatch(name, self._pattern):
                     changed = entry.get("mtime") or entry.get("LastModified") or entry.get("created") or 0.0
-                    found[name] = (getattr(changed, "timestamp", lambda: changed)(), int(entry["size"] or 0))
+                    found[name] = (_seconds(changed), int(entry["size"] or 0))
         except FileNotFoundError:
             pass  # the folder may be made later
         return found
@@ -88,12 +88,16 @@ class Watch:
         self._sizes = {name: size for name, (_, size) in new.items()}
         return sorted(ready, key=lambda name: (new[name][0], name))
 
-
     def _forget(self, found: Iterable[str]) -> None:
         """Forget files that have been missing for a while. A listing may be stale, so one listing is not enough."""
         now = time.monotonic()
         self._missing = {name: self._missing.get(name, now) for name in self._given.difference(found)}
         self._given -= {name for name, since in self._missing.items() if now - since > FORGET_AFTER_S}
+
+
+def _seconds(changed: Any) -> float:
+    """Return a modification time in seconds, from a number or a datetime."""
+    return float(changed.timestamp() if hasattr(changed, "timestamp") else changed)
 
 
 def watch(pattern: str | os.PathLike[str], *, every_s: float = 0.5, timeout_s: float | None = None) -> Watch:
@@ -112,7 +116,9 @@ def watch(pattern: str | os.PathLike[str], *, every_s: float = 0.5, timeout_s: f
     written = os.fspath(pattern)
     folder, _, name = written.rpartition("/")
     if not name or any(letter in folder for letter in "*?["):
-        raise OptionsError(f"watch({written!r}): only the last part of the path can be a pattern, as in 'in/*.parquet'.")
+        raise OptionsError(
+            f"watch({written!r}): only the last part of the path can be a pattern, as in 'in/*.parquet'."
+        )
     if every_s <= 0 or (timeout_s is not None and timeout_s < 0):
         raise OptionsError("watch(): every_s must be more than 0, and timeout_s must not be negative.")
     return Watch(locate(folder or "."), name, every_s, timeout_s)

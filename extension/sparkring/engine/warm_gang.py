@@ -46,9 +46,9 @@ Tell = Callable[[str], None]
 class WarmGang:
     """A gang that stays up. `held` knows which of the notebook's names have values on the gang's ranks.
 
-    `ended` says why the gang has ended; it is '' while the gang is up. `stream` is the id of the run whose stream trains
-    on the gang; '' if there is none. Between two micro-batches of a stream, other cells can use the gang. `past` has
-    the cells that could be run again on a gang that takes the place of this one.
+    `ended` says why the gang has ended; it is '' while the gang is up. `stream` is the id of the run whose stream
+    trains on the gang; '' if there is none. Between two micro-batches of a stream, other cells can use the gang. `past`
+    holds the cells that could be run again on a gang that takes the place of this one.
     """
 
     def __init__(self, wanted: GangOptions, gang: Gang, tell: Tell) -> None:
@@ -91,9 +91,7 @@ class WarmGang:
         return f"warm gang of {describe.counted(self.gang.size, 'rank')} on {place}"
 
     @contextlib.contextmanager
-    def take(
-        self, recorder: Recorder | None = None, given_up: Callable[[], object] = lambda: False
-    ) -> Iterator[Gang]:
+    def take(self, recorder: Recorder | None = None, given_up: Callable[[], object] = lambda: False) -> Iterator[Gang]:
         """Reserve the gang for a cell, and yield it. `recorder` gets what the ranks have sent since the last cell.
 
         If a stream is training on the gang, wait until its current micro-batch is done. Raises KeyboardInterrupt if

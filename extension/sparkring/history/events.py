@@ -340,8 +340,8 @@ class SearchEnded(NamedTuple):
 class StreamBegan(NamedTuple):
     """The run trains on the micro-batches of a stream. This event is recorded again when new ranks take over.
 
-    `source` describes where the rows come from. `state` are the names whose values checkpoints save. `saved` is the last
-    batch whose effect a checkpoint has; None if there is none. `save_every` is the number of batches between two
+    `source` describes where the rows come from. `state` are the names whose values checkpoints save. `saved` is the
+    last batch whose effect a checkpoint has; None if there is none. `save_every` is the number of batches between two
     checkpoints.
     """
 
@@ -358,10 +358,10 @@ class BatchEnded(NamedTuple):
     `how`: "trained"; "replayed", if ranks that had been lost had already trained on it after the last checkpoint;
     "passed over", if a checkpoint already has its effect; or "empty".
 
-    The times are those of the slowest rank, in seconds: `waiting_s` until there were rows, `moving_s` for the way of the
-    rows to the ranks, `reading_s` for making arrays of them, `training_s` for the cell, `saving_s` for the checkpoint.
-    `saved` says whether a checkpoint was saved. `backlog_rows` are the rows that wait in the source; None if this is not
-    known.
+    The times are in seconds: `waiting_s` until there were rows, `moving_s` for moving the rows to the ranks, and for
+    the slowest rank, `reading_s` for making arrays, `training_s` for the cell and `saving_s` for the checkpoint.
+    `saved` says whether a checkpoint was saved. `backlog_rows` is the number of rows that wait in the source; None if
+    it is not known.
     """
 
     time: float

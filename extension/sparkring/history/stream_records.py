@@ -12,9 +12,9 @@ RECENT = 120  # the number of micro-batches that are kept one by one
 class StreamRecord(NamedTuple):
     """The micro-batches of a stream so far.
 
-    `recent` are the last micro-batches. `batches` and `rows` count the micro-batches and the rows that have been trained,
-    `replayed`, `passed_over` and `empty` the other endings. The times are sums over all micro-batches, in seconds.
-    `first` is when the first micro-batch ended. `backlog_rows` is the last known backlog.
+    `recent` are the last micro-batches. `batches` and `rows` count the micro-batches and the rows that have been
+    trained, and `replayed`, `passed_over` and `empty` count the other endings. The times are sums over all
+    micro-batches, in seconds. `first` is when the first micro-batch ended. `backlog_rows` is the last known backlog.
     """
 
     began: events.StreamBegan

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from sparkring.capture.packing import pack_call
+from sparkring.cluster.by_value import by_value
 from sparkring.cluster.session import pandas_unused
 from sparkring.cluster.slots import gpus_per
 from sparkring.data.frames import serialized_schema
 from sparkring.errors import DataError, OptionsError
 from sparkring.inference.outputs import Output
 from sparkring.inference.scorer import Scorer
-from sparkring.launchers.archive import archive, by_value
+from sparkring.launchers.archive import archive
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.worker.member import gpus
 

@@ -1,15 +1,13 @@
-"""Sends sparkring's code to executors that do not have it: as a zip, or as functions that are pickled by value."""
+"""Sends sparkring's code to executors that do not have it, as a zip."""
 
 from __future__ import annotations
 
 import functools
 import io
-import pkgutil
 import py_compile
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import sparkring
 
@@ -39,16 +37,3 @@ def archive(with_nvml: bool) -> bytes:
             py_compile.compile(str(path), compiled, dfile=str(name), doraise=True, invalidation_mode=unchecked)
             written.write(compiled, f"{name}c")
     return buffer.getvalue()
-
-
-def by_value(package: str, file: str) -> dict[str, Any]:
-    """Execute a file of `package` under a module name that does not exist, and return its namespace.
-
-    This makes cloudpickle pickle the file's functions by value, so that executors need not be able to import the
-    module.
-    """
-    source = pkgutil.get_data(package, file)
-    assert source is not None
-    namespace: dict[str, Any] = {"__name__": f"sparkring_{file.removesuffix('.py')}"}
-    exec(compile(source, f"sparkring_{file}", "exec"), namespace)
-    return namespace

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparkring.cluster.by_value import by_value
 from sparkring.cluster.java_errors import line_with, root_cause
 from sparkring.cluster.python import (
     SET_PYTHON,
@@ -30,7 +31,7 @@ from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, g
 from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
-from sparkring.launchers.archive import archive, by_value
+from sparkring.launchers.archive import archive
 from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
 from sparkring.worker.member import gpus

@@ -47,8 +47,8 @@ class ReplayLog:
             file.fs.mv(f"{file.path}.part", file.path)
         except OSError as error:
             raise CheckpointError(
-                f"batch {batch_id} could not be written to {self.folder.written}: {error.strerror or error}. The stream "
-                "ends, so that the batch is not lost: free up space, and run the cell again."
+                f"batch {batch_id} could not be written to {self.folder.written}: {error.strerror or error}. The "
+                "stream ends, so that the batch is not lost: free up space, and run the cell again."
             ) from error
 
     def after(self, batch_id: int) -> list[Logged]:
@@ -56,7 +56,7 @@ class ReplayLog:
 
         Raises CheckpointError if one cannot be read.
         """
-        found = []
+        found: list[Logged] = []
         while (number := batch_id + 1 + len(found)) in self._numbers():
             file = self.folder / f"{number}.json"
             try:

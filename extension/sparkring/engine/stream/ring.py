@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.checkpointing.entries import Last
+from sparkring.checkpointing.stream_state import StreamState
 from sparkring.data.micro_batches import Rows, share_of
 from sparkring.engine import warm_gang
 from sparkring.engine.foreach.items import seed_of
@@ -100,9 +101,9 @@ class Ring:
             started = events.AttemptStarted(time.time(), self._attempt, record.size, last.name, last.step)
             self._recorder.add([started])
         options = self._options
-        order = Begin(options.state, options.keep, options.sharded, options.arrow)
-        answers = self._execute(_packed(order), {}, 0)
-        begun = answers[0]
+        state = None if self._directory is None else StreamState(options.state, options.keep, sharded=options.sharded)
+        answers = self._execute(_packed(Begin(state, options.arrow)), {}, 0)
+        begun: Begun = answers[0]
         unlike = [rank for rank, each in answers.items() if each.state != begun.state]
         if unlike:
             raise CheckpointError(
@@ -190,10 +191,10 @@ class Ring:
             raise Lost(self._gang.ended or str(error), None, error) from error
         if outcome.ending == "finished" and not outcome.results.problems:
             return outcome
-        error = error_of(outcome, self._recorder.record)
+        found = error_of(outcome, self._recorder.record)
         if self._gang.ended and outcome.ending == "failed":
-            raise Lost(outcome.reason, outcome.rank, error) from error
-        raise error
+            raise Lost(outcome.reason, outcome.rank, found) from found
+        raise found
 
 
 class StreamEnding:

@@ -39,8 +39,8 @@ LONGEST_PAUSE_S = 30.0  # … but does not get longer than this
 class StreamSpec(NamedTuple):
     """A cell to run for each micro-batch of `stream`, on the ranks of `gang`.
 
-    `stream` is an iterable or a streaming DataFrame, and `called` is what the user wrote for it. `title` and `code` have
-    the same meanings as in RunSpec.
+    `stream` is an iterable or a streaming DataFrame, and `called` is what the user wrote for it. `title` and `code`
+    have the same meanings as in RunSpec.
     """
 
     cell: Cell
@@ -259,7 +259,12 @@ class StreamRun:
         self._ended(batch._replace(moving_s=moving_s), "replayed" if replays else "trained", sums, saved=save)
 
     def _ended(
-        self, batch: MicroBatch, how: events.BatchEnding, times: Iterable[float] = (0.0, 0.0, 0.0), *, saved: bool = False
+        self,
+        batch: MicroBatch,
+        how: events.BatchEnding,
+        times: Iterable[float] = (0.0, 0.0, 0.0),
+        *,
+        saved: bool = False,
     ) -> None:
         reading_s, training_s, saving_s = times
         backlog = batch.backlog_rows() if how != "passed over" else None
@@ -333,4 +338,3 @@ class StreamRun:
             if saved < batch.batch_id <= self._done:
                 self._carry_out(batch, save=False, replays=True)
         return begun
-

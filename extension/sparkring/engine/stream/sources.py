@@ -46,9 +46,7 @@ class Source(Protocol):
     described: str
 
     def check(self, done: int) -> None: ...
-    def run(
-        self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]
-    ) -> None: ...
+    def run(self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]) -> None: ...
     def batch_is_done(self, batch: MicroBatch) -> None: ...
     def batch_is_saved(self, batch_id: int) -> None: ...
 
@@ -70,9 +68,7 @@ class IteratorSource:
     def batch_is_saved(self, batch_id: int) -> None:
         """Do nothing: an iterator keeps no batches."""
 
-    def run(
-        self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]
-    ) -> None:
+    def run(self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]) -> None:
         watch = self._items if isinstance(self._items, Watch) else None
         first = 0
         if watch is not None and done >= 0:

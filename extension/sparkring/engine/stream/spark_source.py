@@ -58,8 +58,8 @@ class SparkSource:
         last = max([done, *replayable])
         if committed and max(committed) > last:
             raise CheckpointError(
-                f"{self._written} has the state after batch {last}, but Spark is at batch {max(committed)}: the batches "
-                "in between cannot be trained again. Start over with --fresh."
+                f"{self._written} has the state after batch {last}, but Spark is at batch {max(committed)}: the "
+                "batches in between cannot be trained again. Start over with --fresh."
             )
 
     def run(self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]) -> None:

@@ -1,0 +1,128 @@
+"""The state of a stream on a rank: which variables a checkpoint saves, together with the position of the stream."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from sparkring.capture.names import global_names, names_read
+from sparkring.checkpointing import parts, tree
+from sparkring.checkpointing.store import Store, checkpoints
+from sparkring.errors import CheckpointError
+from sparkring.runtime.resume_point import here
+
+
+class StreamState:
+    """Chooses, restores and saves the state. The driver makes it, and each rank has a copy.
+
+    `names` are the names of the variables that the user has given; if there are none, begin() chooses them. `keep` and
+    `sharded` have the same meanings as in checkpoints(). The step of a checkpoint is the number of the last micro-batch
+    whose effect it has.
+    """
+
+    def __init__(self, names: tuple[str, ...], keep: int | None, *, sharded: bool) -> None:
+        self.names = names
+        self._keep = keep
+        self._sharded = sharded
+        self._namespace: dict[str, Any] = {}
+        self._store: Store | None = None
+
+    def begin(self, source: str, namespace: dict[str, Any], bound: Collection[str]) -> tuple[int | None, str]:
+        """Choose the state of a cell, and restore the checkpoint that the run continues from, if there is one.
+
+        `bound` are names that the cell cannot save. Return the step of the checkpoint, or None, and the position of the
+        stream. Raises CheckpointError if there is no state, or if it cannot be saved or restored.
+        """
+        self._namespace = namespace
+        self.names = self.names or tuple(_state_of(source, namespace, bound))
+        if not self.names:
+            raise CheckpointError(
+                "the cell uses no model, optimizer or other value that a checkpoint could save: name the variables "
+                "that the cell changes, as in --state weights, or leave --checkpoint-dir out."
+            )
+        self._store = checkpoints(keep=self._keep, sharded=self._sharded, background=False)
+        if not here().resume:
+            self._check()
+            return None, ""
+        state = self._state("")
+        step = self._store.restore(state)
+        namespace.update(state["state"])
+        return step, state["position"]
+
+    def save(self, step: int, position: str) -> None:
+        """Save the state as the checkpoint of `step`. All ranks call this."""
+        assert self._store is not None
+        self._store.save(step, self._state(position))
+
+    def _state(self, position: str) -> dict[str, Any]:
+        missing = [name for name in self.names if name not in self._namespace]
+        if missing:
+            raise CheckpointError(
+                f"the ranks have no variable `{missing[0]}`, which is part of the stream's state: run the cell that "
+                "defines it on the gang, or name the state with --state."
+            )
+        return {"state": {name: self._namespace[name] for name in self.names}, "position": position}
+
+    def _check(self) -> None:
+        """Raise CheckpointError if the state cannot be saved, before the first batch changes it."""
+        for name, value in self._state("")["state"].items():
+            try:
+                tree.flatten(parts.tree_of(value, name), name)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error} Name the variables to save, as in --state model,optimizer.") from None
+
+
+def _state_of(source: str, namespace: dict[str, Any], bound: Collection[str]) -> Iterator[str]:
+    """Yield the names of the state of a cell, sorted.
+
+    The state consists of the models, optimizers and other objects with a state that the cell, or a function that the
+    cell uses, reads, and of the names that the cell both reads and changes by an assignment.
+    """
+    cell = names_read(source)
+    read, written = _reached({*cell.required, *cell.optional}, namespace)
+    changed = read & {*cell.bound, *_changed_items(source), *written}
+    for name in sorted(read):
+        if name in namespace and name not in bound and (name in changed or parts.has_state(namespace[name])):
+            yield name
+
+
+def _changed_items(source: str) -> Iterator[str]:
+    """Yield the names in assignments to an item or an attribute, such as `counts` in `counts[key] += 1`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            inner: ast.expr = node
+            while isinstance(inner, ast.Subscript | ast.Attribute):
+                inner = inner.value
+            if isinstance(inner, ast.Name):
+                yield inner.id
+
+
+def _reached(names: Iterable[str], namespace: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """Return the names that exist, with those that functions and classes of `__main__` among their values read.
+
+    The second set has the names to which these functions assign values.
+    """
+    found: set[str] = set()
+    written: set[str] = set()
+    waiting = [name for name in names if name in namespace]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            for code in _codes(namespace[name]):
+                used = global_names(code)
+                written |= used.writes
+                waiting += [each for each in used.reads if each in namespace]
+    return found, written
+
+
+def _codes(value: Any) -> Iterator[types.CodeType]:
+    """Yield the code of a function, of a tf.function, or of the methods of a class; nothing for other values."""
+    function = getattr(value, "python_function", value)
+    function = getattr(function, "__wrapped__", function)
+    if isinstance(function, types.FunctionType) and function.__module__ == "__main__":
+        yield function.__code__
+    elif isinstance(value, type) and value.__module__ == "__main__":
+        yield from (each.__code__ for each in vars(value).values() if isinstance(each, types.FunctionType))
