@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ class Watch:
     def __init__(self, folder: Location, pattern: str, every_s: float, timeout_s: float | None) -> None:
         self._folder, self._pattern = folder, pattern
         self._every_s, self._timeout_s = every_s, timeout_s
+        self._stopped = threading.Event()
         self._given: set[str] = set()
         self._sizes: dict[str, int] = {}  # the sizes of files that have not been yielded, when they were last seen
         self._rows: dict[str, int] = {}
@@ -32,6 +34,7 @@ class Watch:
         return f"watch({(self._folder / self._pattern).written!r})"
 
     def __iter__(self) -> Iterator[str]:
+        self._stopped.clear()
         waited_since = time.monotonic()
         while True:
             ready = self._ready()
@@ -42,7 +45,12 @@ class Watch:
                 waited_since = time.monotonic()
             if not ready and self._timeout_s is not None and time.monotonic() - waited_since > self._timeout_s:
                 return
-            time.sleep(self._every_s)
+            if self._stopped.wait(self._every_s):
+                return
+
+    def stop(self) -> None:
+        """End the iteration that is waiting for files. A later iteration goes on with the files that follow."""
+        self._stopped.set()
 
     def given(self) -> list[str]:
         return sorted(self._given)

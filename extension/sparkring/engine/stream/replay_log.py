@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from typing import Any, NamedTuple
 
 from sparkring.data.micro_batches import StoredRows
@@ -57,7 +58,8 @@ class ReplayLog:
         Raises CheckpointError if one cannot be read.
         """
         found: list[Logged] = []
-        while (number := batch_id + 1 + len(found)) in self._numbers():
+        there = {int(name.removesuffix(".json")) for name in self._names() if re.fullmatch(r"\d+\.json", name)}
+        while (number := batch_id + 1 + len(found)) in there:
             file = self.folder / f"{number}.json"
             try:
                 with file.fs.open(file.path, "rb") as opened:
@@ -69,17 +71,14 @@ class ReplayLog:
         return found
 
     def forget(self, saved: int) -> None:
-        """Remove the micro-batches up to `saved`, whose effect a checkpoint has."""
-        for number in sorted(self._numbers()):
-            if number <= saved:
-                file = self.folder / f"{number}.json"
+        """Remove the files of micro-batches up to `saved`, whose effect a checkpoint has."""
+        for name in self._names():
+            number = re.match(r"\d+", name)
+            if number is not None and int(number[0]) <= saved:
                 with contextlib.suppress(Exception):  # each of fsspec's packages raises its own errors
-                    for each in self.folder.fs.glob(f"{self.folder.path}/{number}-*"):
-                        self.folder.fs.rm_file(each)
-                    file.fs.rm_file(file.path)
+                    self.folder.fs.rm_file((self.folder / name).path)
 
-    def _numbers(self) -> set[int]:
-        names = set()
+    def _names(self) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
-            names = {str(each).rpartition("/")[2] for each in self.folder.fs.ls(self.folder.path, detail=False)}
-        return {int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal()}
+            return [str(each).rpartition("/")[2] for each in self.folder.fs.ls(self.folder.path, detail=False)]
+        return []

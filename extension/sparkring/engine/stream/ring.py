@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.checkpointing.entries import Last
@@ -16,11 +17,10 @@ from sparkring.engine.options import StreamOptions
 from sparkring.engine.past_cells import PastCells
 from sparkring.engine.questions import Questions
 from sparkring.engine.recorder import Recorder
-from sparkring.engine.runner import error_of
 from sparkring.engine.spec import Outcome
 from sparkring.engine.supervisor import LiveRun, Supervisor
 from sparkring.engine.warm_gang import WarmGang
-from sparkring.errors import CheckpointError, LaunchError, RunFailed
+from sparkring.errors import CheckpointError, LaunchError
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events
 from sparkring.runtime.interrupts import Interrupts
@@ -32,12 +32,16 @@ if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
 
 
-class Lost(Exception):
-    """The ranks have been lost, and with them the state. `reason` is one line; `error` is what a run raises for it."""
+class Ended(Exception):
+    """A micro-batch could not be trained. The `outcome` says why."""
 
-    def __init__(self, reason: str, rank: int | None, error: BaseException) -> None:
-        super().__init__(reason)
-        self.reason, self.rank, self.error = reason, rank, error
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+
+
+class Lost(Ended):
+    """The ranks have been lost, and with them the state."""
 
 
 class StreamWork(NamedTuple):
@@ -55,6 +59,10 @@ class StreamRecorder(Recorder):
     def add(self, found: Iterable[events.Event]) -> None:
         super().add([event for event in found if self._counts(event)])
 
+    def finish_ranks(self) -> None:
+        """Record that the ranks have come to the end of the stream."""
+        super().add([events.RankFinished(time.time(), rank.rank, "") for rank in self.record.ranks])
+
     def _counts(self, event: events.Event) -> bool:
         if isinstance(event, events.RankStarted):
             return self.record.ranks[event.rank].pid != event.pid or self.record.ranks[event.rank].state != "running"
@@ -64,8 +72,8 @@ class StreamRecorder(Recorder):
 class Ring:
     """The ranks on which a stream trains.
 
-    begin() restores the state, and train() trains on a micro-batch; both raise Lost if ranks have been lost, and
-    RunFailed or another error of a run if the cell fails. Afterwards, replace() starts new ranks and restores the last
+    begin() restores the state, and train() trains on a micro-batch; both raise Lost if ranks have been lost, and Ended
+    if the cell fails or the user ends it. After Lost, replace() starts new ranks and restores the last
     checkpoint. `ending` sees whether the user wants to end the stream; it ends a batch only if asked twice.
     """
 
@@ -138,20 +146,22 @@ class Ring:
         Raises Lost if the new ranks are lost, too.
         """
         recorder = self._recorder
-        recorder.add([events.AttemptEnded(time.time(), self._attempt, lost.reason, lost.rank)])
+        recorder.add([events.AttemptEnded(time.time(), self._attempt, lost.outcome.reason, lost.outcome.rank)])
         missing = [cell for cell in self._past.that_define(self._work.needed) if cell.request is None]
         if missing:
-            raise RunFailed(
-                f"{lost.reason}. The stream cannot continue by itself, because the values that were sent with the cell "
-                f"`{missing[0].title}` were too large to keep: run that cell and the stream's cell again.",
-                record=recorder.record,
+            raise Ended(
+                replace(
+                    lost.outcome,
+                    explanation="The stream cannot continue by itself, because the values that were sent with the cell "
+                    f"`{missing[0].title}` were too large to keep: run that cell and the stream's cell again.",
+                )
             )
         try:
             gang = warm_gang.find(self._gang.wanted.np, recorder.notice)
         except LaunchError as error:
-            raise Lost(str(error), None, error) from error
+            raise Lost(Outcome("not started", str(error), error=error)) from error
         if gang is None:
-            raise Lost("the new ranks are in use", None, lost.error)
+            raise Ended(lost.outcome)  # another thread has already started a gang, and uses it
         self._gang.stream = ""
         self._gang = gang
         self._gang.stream = recorder.record.run_id
@@ -186,15 +196,11 @@ class Ring:
             with self._gang.take(self._recorder, lambda: ending.of_batch.seen) as gang:
                 outcome = Supervisor(live, gang, gang.submit(request, ranks), warm=True).watch()
         except LaunchError as error:
-            if self._gang.ended and not self._gang.lost:
-                raise  # the user has stopped the gang
-            raise Lost(self._gang.ended or str(error), None, error) from error
-        if outcome.ending == "finished" and not outcome.results.problems:
+            kind = Lost if self._gang.lost or not self._gang.ended else Ended  # Ended: the user has stopped the gang
+            raise kind(Outcome("not started", self._gang.ended or str(error), error=error)) from error
+        if outcome.ending == "finished":
             return outcome
-        found = error_of(outcome, self._recorder.record)
-        if self._gang.ended and outcome.ending == "failed":
-            raise Lost(outcome.reason, outcome.rank, found) from found
-        raise found
+        raise Lost(outcome) if self._gang.ended and outcome.ending == "failed" else Ended(outcome)
 
 
 class StreamEnding:

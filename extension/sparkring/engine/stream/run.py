@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
@@ -15,8 +15,9 @@ from sparkring.capture.versions import modules_of
 from sparkring.data.micro_batches import parts_of
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.prepare import capture_cell, refuse_shared, run_started, validate
-from sparkring.engine.spec import Cell, RunSpec
-from sparkring.engine.stream.ring import Lost, Ring, StreamEnding, StreamRecorder, StreamWork
+from sparkring.engine.runner import close, error_of
+from sparkring.engine.spec import Cell, Outcome, RunSpec
+from sparkring.engine.stream.ring import Ended, Lost, Ring, StreamEnding, StreamRecorder, StreamWork
 from sparkring.engine.stream.sources import IteratorSource, MicroBatch, Source
 from sparkring.engine.warm_gang import WarmGang
 from sparkring.errors import DataError, OptionsError, SparkringError
@@ -24,7 +25,6 @@ from sparkring.history import describe, events
 from sparkring.history.record import RunRecord
 from sparkring.history.view import View
 from sparkring.runtime.interrupts import Interrupts
-from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.wire import messages
 from sparkring.worker.rank.batches import BOUND, Begun
@@ -177,7 +177,7 @@ class StreamRun:
     def to_the_end(self) -> StreamResult:
         """Train until the stream ends or the user ends it. Return the result.
 
-        Raises RunFailed, LaunchError, DataError or KeyboardInterrupt if the run does not end well.
+        Raises RunFailed, LaunchError, DataError, CheckpointError or KeyboardInterrupt if the run does not end well.
         """
         prepared, recorder = self.prepared, self.recorder
         ends = self._end_at_exit
@@ -189,23 +189,37 @@ class StreamRun:
             position = begun.position if begun else ""
             prepared.source.run(self._done, position, self._train, self._ending)
             self._save_the_rest()
+        except Ended as error:
+            record = close(recorder, error.outcome)
+            raise error_of(self._explained(error.outcome), record) from None
         except BaseException as error:  # complete the record and the view, then raise the error again
-            self._ring.leave()
             stopped = isinstance(error, KeyboardInterrupt)
             said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
-            failed = next((rank.rank for rank in recorder.record.ranks if rank.failure is not None), None)
-            recorder.close("interrupted" if stopped else "failed", "" if stopped else said, failed)
+            recorder.close("interrupted" if stopped else "failed", "" if stopped else said)
             raise
         finally:
+            self._ring.leave()
             atexit.unregister(ends)
-        self._ring.leave()
         stream = recorder.record.stream
         assert stream is not None
-        for rank in recorder.record.ranks:
-            super(StreamRecorder, recorder).add([events.RankFinished(time.time(), rank.rank, "")])
+        recorder.finish_ranks()
         last = f"after batch {stream.last.batch_id}" if stream.last else "before the first batch"
         record = recorder.close("finished", f"the stream was ended {last}" if self._ending.asked else "")
         return StreamResult(record, stream.batches, stream.rows, stream.saved)
+
+    def _explained(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with a sentence that says how the stream can be continued."""
+        if not self._options.checkpoint_dir:
+            more = "The weights are lost. With --checkpoint-dir, new ranks would continue from the last checkpoint."
+            more = more if self.prepared.spec.gang.ended else ""
+        elif self._saved < 0:
+            more = f"No checkpoint has been saved in {self._options.checkpoint_dir} yet."
+        else:
+            more = (
+                f"The state after batch {self._saved} is saved in {self._options.checkpoint_dir}: run the cell again to "
+                "continue from there."
+            )
+        return replace(outcome, explanation="\n\n".join(filter(None, [outcome.explanation, more])))
 
     def _end_at_exit(self) -> None:
         """End the stream when the process exits, before the gang is ended."""
@@ -321,19 +335,16 @@ class StreamRun:
 
     def _recover(self, lost: Lost) -> Begun:
         self._replaced += 1
-        if not self._options.checkpoint_dir:
-            tell("the stream has ended, since its weights are lost. With --checkpoint-dir, it would continue.")
-            raise lost.error
-        if self._replaced > self._options.max_restarts:
-            raise lost.error
+        if self._replaced > self._options.max_restarts:  # 0 without a directory of checkpoints
+            raise Ended(lost.outcome)
         pause_s = min(PAUSE_S * 2.0 ** (self._replaced - 1), LONGEST_PAUSE_S)
         deadline = time.monotonic() + pause_s
         while time.monotonic() < deadline and not self._ending():
             time.sleep(0.05)
         begun = self._ring.replace(lost, self.prepared.source.described)
         saved = -1 if begun.restored is None else begun.restored
-        if saved < self._saved:
-            raise lost.error
+        if saved < self._saved:  # newer checkpoints are damaged, and the batches since then are not kept
+            raise Ended(lost.outcome)
         for batch in self._unsaved:
             if saved < batch.batch_id <= self._done:
                 self._carry_out(batch, save=False, replays=True)

@@ -75,6 +75,22 @@ class IteratorSource:
             watch.resume(json.loads(position)["files"] if position else [])
             first = done + 1
         items = _Items(iter(self._items), self.described)
+        try:
+            self._run(items, first, done, train, stops)
+        finally:
+            if watch is not None:
+                watch.stop()
+            items.close()
+
+    def _run(
+        self,
+        items: _Items,
+        first: int,
+        done: int,
+        train: Callable[[MicroBatch], None],
+        stops: Callable[[], bool],
+    ) -> None:
+        watch = self._items if isinstance(self._items, Watch) else None
         due = time.monotonic()
         for batch_id in _count(first):
             began = time.perf_counter()
@@ -127,6 +143,7 @@ class _Items:
         self._there = threading.Event()
         self._item: Any = None
         self._error: BaseException | None = None
+        self._closed = False
         threading.Thread(target=self._take, name="sparkring-stream-items", daemon=True).start()
 
     def next(self, stops: Callable[[], bool]) -> Any:
@@ -141,9 +158,16 @@ class _Items:
             raise DataError(f"{self._called} raised {failure.summary}.\n\n{failure.traceback.rstrip()}")
         return self._item
 
+    def close(self) -> None:
+        """Take no more items. If the iterator is waiting for its next item, the thread ends after that item."""
+        self._closed = True
+        self._wanted.release()
+
     def _take(self) -> None:
         while self._item is not _END and self._error is None:
             self._wanted.acquire()
+            if self._closed:
+                return
             try:
                 self._item = next(self._iterator, _END)
             except BaseException as error:  # of any type, since the iterator is the user's code

@@ -1,0 +1,319 @@
+"""Streams: what the ranks get, what counts exactly once, and how streams end. Kills, errors and other cells."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rings import WarmRing
+from waiting import until
+
+import sparkring
+from sparkring.engine import api, warm_gang
+from sparkring.engine.background import BackgroundRun
+from sparkring.engine.options import StreamOptions
+from sparkring.engine.spec import Cell
+from sparkring.engine.stream.run import StreamSpec
+from sparkring.errors import CheckpointError, DataError, OptionsError, RunFailed
+
+SETUP = """
+import numpy as np
+w = np.zeros(2)
+ids = []
+seen = 0
+"""
+TRAIN = """
+w = w + batch["x"].sum(0) * np.random.normal(size=2)
+seen += len(batch["x"])
+ids.append(batch_id)
+ids = ids[:]
+"""
+STATE = "w.tolist(), ids, seen"
+
+
+def batches(count: int, rows: int = 11, pause_s: float = 0.0) -> Iterator[dict[str, Any]]:
+    random = np.random.default_rng(0)
+    for _ in range(count):
+        yield {"x": random.normal(size=(rows, 2))}
+        time.sleep(pause_s)
+
+
+def stream(gang: WarmRing, items: Any, cell: str = TRAIN, **options: Any) -> BackgroundRun[Any]:
+    settings = {"quiet": True, "sharded": "checkpoint_dir" in options, "max_restarts": 5, **options}
+    if "checkpoint_dir" not in options:
+        del settings["max_restarts"]
+    chosen = StreamOptions(np=gang.gang.wanted.np, **settings)
+    cell = gang._prepared(cell)
+    work = Cell(cell, gang.notebook)
+    return api.start_stream(StreamSpec(work, items, "items", gang.gang, chosen, "test", f"%%stream items\n{cell}"))
+
+
+def trained(run: BackgroundRun[Any], count: int) -> Callable[[], bool]:
+    """Return a condition that holds once the ranks have trained on `count` batches, or the stream has ended."""
+    return lambda: run.done or (run.record.stream is not None and run.record.stream.batches >= count)
+
+
+def kill_after(run: BackgroundRun[Any], gang: WarmRing, counts: Iterable[int]) -> None:
+    """Kill a rank each time that the ranks have trained on so many batches."""
+    for number, count in enumerate(counts):
+        until(trained(run, count), f"{count} batches")
+        attempts = len(run.record.attempts)
+        os.kill(gang.pids()[number % 2], signal.SIGKILL)
+        until(lambda before=attempts: run.done or len(run.record.attempts) > before, "new ranks")
+
+
+@pytest.fixture
+def two(ring: Any, watch: Any) -> Iterator[WarmRing]:
+    """Two warm ranks that the test may kill."""
+    gang = WarmRing(ring.where, watch.mark).start(2)
+    gang.cell(SETUP)
+    yield gang
+    warm_gang.stop(gang.place)
+
+
+@pytest.mark.any_launcher
+@pytest.mark.parametrize("save_every", [1, 3])
+def test_each_batch_counts_once_although_ranks_are_killed(two: WarmRing, tmp_path: Path, save_every: int) -> None:
+    """After three kills, the state is the same as without kills, bit by bit. The state is saved at the end, too."""
+    quiet = stream(two, batches(20), checkpoint_dir=str(tmp_path / "quiet"), save_every=save_every).result()
+    wanted = two.values(STATE)
+    assert (quiet.batches, quiet.rows, quiet.saved) == (20, 220, 19)
+    assert wanted[0][1] == list(range(20))
+    assert [seen for _, _, seen in wanted] == [100, 120]
+    warm_gang.stop()
+    two.start(2).cell(SETUP)
+    run = stream(two, batches(20, pause_s=0.05), checkpoint_dir=str(tmp_path / "killed"), save_every=save_every)
+    kill_after(run, two, (3, 5, 11))
+    result = run.result()
+    assert two.values(STATE) == wanted
+    assert (result.batches, result.saved, len(result.record.attempts)) == (20, 19, 4)
+    assert result.record.stream.began.state == ("ids", "seen", "w")
+
+
+@pytest.mark.any_launcher
+def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) -> None:
+    """After Stop, the same cell passes over what a checkpoint has. A changed cell is refused."""
+    first = stream(two, batches(10, pause_s=0.05), checkpoint_dir=str(tmp_path), save_every=4)
+    until(trained(first, 3), "three batches")
+    first.stop()
+    result = first.result()
+    assert result.saved == result.record.stream.last.batch_id
+    assert "the stream was ended after batch" in result.record.message
+    two.cell("w = ids = seen = None")  # the checkpoint has the values
+    second = stream(two, batches(10), checkpoint_dir=str(tmp_path)).result()
+    assert result.batches + second.batches == 10
+    assert two.values("ids") == [list(range(10))] * 2
+    with pytest.raises(CheckpointError, match="the cell has changed"):
+        stream(two, batches(10), TRAIN + "w += 1", checkpoint_dir=str(tmp_path))
+
+
+@pytest.mark.any_launcher
+def test_other_cells_use_the_gang_between_two_batches(two: WarmRing) -> None:
+    """A cell waits for the current batch only. There is one stream at a time, and without checkpoints, it can be lost."""
+    run = stream(two, batches(10**9))
+    seen = [two.values("seen")[0] for _ in range(5)]
+    assert seen == sorted(seen)
+    until(lambda: two.values("seen")[0] > seen[-1], "the stream goes on")
+    with pytest.raises(OptionsError, match=r"already trains on a stream: stop it with `%runs --stop"):
+        stream(two, batches(1))
+    two.cell("w = w * 0")
+    run.stop()
+    assert run.result().record.outcome == "finished"
+    lost = stream(two, batches(10**9))
+    until(trained(lost, 2), "two batches")
+    os.kill(two.pids()[1], signal.SIGKILL)
+    with pytest.raises(RunFailed, match="rank 1 .*was killed by SIGKILL"):
+        lost.result()
+
+
+@pytest.mark.any_launcher
+def test_what_the_ranks_get(two: WarmRing, tmp_path: Path) -> None:
+    """Arrays, DataFrames, Arrow tables and Parquet files are divided evenly; few rows are repeated, and none are passed."""
+    import pandas
+
+    pq.write_table(pa.table({"x": pa.array([1, None, 3, 4, 5], pa.int64())}), tmp_path / "a.parquet", row_group_size=2)
+    items = [
+        {"x": np.arange(5)},
+        pandas.DataFrame({"x": [1, 2, 3]}),
+        pa.table({"x": [1.5, 2.5]}),
+        str(tmp_path / "a.parquet"),
+    ]
+    two.cell("got = []")
+    for item in items:  # one stream each, because all batches of a stream have columns of the same types
+        stream(two, [item], "got.append((batch['x'].dtype.str, batch['x'].tolist()))").result()
+    assert two.values("repr(got)") == [
+        "[('<i8', [0, 1]), ('<i8', [1]), ('<f8', [1.5]), ('<f8', [1.0, nan])]",
+        "[('<i8', [2, 3, 4]), ('<i8', [2, 3]), ('<f8', [2.5]), ('<f8', [3.0, 4.0, 5.0])]",
+    ]
+    few = [{"x": np.arange(1)}, {"x": np.arange(0)}, {"x": np.arange(10)}]
+    result = stream(two, few, "got.append((batch_id, batch['x'].to_pylist()))", arrow=True, max_rows=4).result()
+    assert result.record.stream.empty == 1
+    assert two.values("got[4:]") == [
+        [(0, [0]), (2, [0]), (2, [3]), (2, [6, 7])],
+        [(0, [0]), (2, [1, 2]), (2, [4, 5]), (2, [8, 9])],
+    ]
+
+
+@pytest.mark.any_launcher
+def test_errors(two: WarmRing, tmp_path: Path) -> None:
+    """An error in the cell, in the iterator or in a batch ends the stream and says what is wrong; the gang stays up."""
+
+    def broken() -> Iterator[dict[str, Any]]:
+        yield {"x": np.zeros((4, 2))}
+        raise OSError("the tap is dry")
+
+    cases: list[tuple[Any, str, type[Exception], str]] = [
+        (batches(3), "if rank == 1 and batch_id == 1: raise ValueError('bad')", RunFailed, "rank 1 .*ValueError: bad"),
+        (broken(), "batch", DataError, "items raised OSError: the tap is dry"),
+        ([{"x": [1], "y": [1, 2]}], "batch", DataError, "`x` has 1, `y` has 2"),
+        ([3], "batch", DataError, "batch 0 of items is a `int`: expected a dict of arrays"),
+        ([{"x": [1, 2]}, {"x": [1.0, 2.0]}], "batch", DataError, "batch 1 .*`x`, which was int64, is now float64"),
+    ]
+    for items, cell, kind, said in cases:
+        with pytest.raises(kind, match=f"(?s){said}"):
+            stream(two, items, cell).result()
+    with pytest.raises(DataError, match="`items` is a `dict`: use a streaming DataFrame"):
+        stream(two, {"x": [1]})
+    with pytest.raises(RunFailed, match="the cell uses no model, optimizer or other value"):
+        stream(two, batches(1), "print(len(batch))", checkpoint_dir=str(tmp_path)).result()
+    assert two.values("seen") == [0, 0]
+
+
+KILLED = """
+import numpy as np, sparkring
+from IPython.testing.globalipapp import start_ipython
+shell = start_ipython()
+shell.run_line_magic("load_ext", "sparkring")
+shell.run_line_magic("gang", "start -n -2 --framework torch")
+shell.run_cell_magic("torchrun", "", {setup!r})
+shell.user_ns["items"] = [{{"x": np.full((4, 2), float(number))}} for number in range(30)]
+run = shell.run_cell_magic("stream", "items --checkpoint-dir here --sharded --trigger 0.05", {train!r})
+print("result", run.result().batches, run.record.stream.last.batch_id, flush=True)
+print("state", shell.run_cell_magic("ranks", "0", {state!r}).value[1:], flush=True)
+shell.run_line_magic("gang", "stop")
+"""
+
+
+def test_a_killed_kernel_loses_nothing(driver: Any, tmp_path: Path) -> None:
+    """The same cells in a new kernel go on after the last checkpoint, and no process of the old kernel is left."""
+    script = KILLED.format(setup=SETUP, train=TRAIN, state=STATE).replace("here", str(tmp_path / "here"))
+    first = driver(script)
+    until(lambda: len(list((tmp_path / "here").glob("*/commit.json"))) > 1, "checkpoints")
+    first.process.kill()
+    first.process.wait()
+    text = driver(script).wait()
+    batches, last = map(int, text.partition("result ")[2].split()[:2])
+    assert last == 29
+    assert 0 < batches < 30
+    assert f"state ({list(range(30))}, 60)" in text
+
+
+@pytest.mark.any_launcher
+def test_watch_yields_each_file_once(two: WarmRing, tmp_path: Path) -> None:
+    """Files are used in the order of their times, when they are complete, and not again after a restart."""
+    folder = tmp_path / "in"
+
+    def add(number: int) -> None:
+        folder.mkdir(exist_ok=True)
+        part = folder / f"_{number}.part"
+        pq.write_table(pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array([float(number)] * 8), 2)}), part)
+        os.utime(part, (number, number))
+        part.rename(folder / f"{9 - number}.parquet")
+
+    def watched() -> Any:
+        return sparkring.watch(f"{folder}/*.parquet", every_s=0.02)
+
+    cell = "ids = [*ids, batch['x'][0, 0]]"
+    first = stream(two, watched(), cell, checkpoint_dir=str(tmp_path / "saved"))
+    add(1)
+    until(trained(first, 1), "a file")
+    add(2)
+    add(3)
+    until(trained(first, 3), "all files")
+    first.stop()
+    add(4)
+    second = stream(two, watched(), cell, checkpoint_dir=str(tmp_path / "saved"))
+    until(trained(second, 1), "the new file")
+    second.stop()
+    assert second.result().batches == 1
+    assert two.values("ids") == [[1.0, 2.0, 3.0, 4.0]] * 2
+    with pytest.raises(OptionsError, match="only the last part of the path can be a pattern"):
+        sparkring.watch("in/*/a.parquet")
+
+
+# ── From Spark ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder of 12 Parquet files, one for each micro-batch, in the order of their times."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for number in range(12):
+        table = pa.table({"x": pa.array(list(random.normal(size=(9, 2)))), "n": [number] * 9})
+        pq.write_table(table, folder / f"{number}.parquet")
+        os.utime(folder / f"{number}.parquet", (number, number))
+    return folder
+
+
+def streaming(spark: Any, files: Path) -> Any:
+    reader = spark.readStream.schema("x array<double>, n bigint").option("maxFilesPerTrigger", 1)
+    return reader.parquet(str(files))
+
+
+@pytest.mark.standalone("tasks on executors give their rows to ranks on executors")
+@pytest.mark.parametrize("save_every", [1, 3])
+def test_a_streaming_dataframe(two: WarmRing, spark: Any, files: Path, tmp_path: Path, save_every: int) -> None:
+    """Each micro-batch counts once although a rank is killed and the stream is ended and begun again."""
+    run = stream(two, streaming(spark, files), checkpoint_dir=str(tmp_path / "saved"), save_every=save_every)
+    kill_after(run, two, (2,))
+    until(trained(run, 5), "five batches")
+    run.stop()
+    before = run.result()
+    assert before.saved == before.record.stream.last.batch_id
+    again = stream(two, streaming(spark, files), checkpoint_dir=str(tmp_path / "saved"), save_every=save_every)
+    until(
+        lambda: (
+            again.done or (again.record.stream and again.record.stream.last and again.record.stream.last.batch_id == 11)
+        ),
+        "all batches",
+    )
+    again.stop()
+    assert before.batches + again.result().batches == 12
+    ids, seen = zip(*two.values("ids, seen"), strict=True)
+    assert ids == (list(range(12)),) * 2
+    assert sorted(seen) == [48, 60]
+    wanted = two.values("w.tolist()")
+    two.cell(SETUP)
+    tables = [pq.read_table(files / f"{number}.parquet") for number in range(12)]
+    stream(two, [{"x": np.array(table["x"].to_pylist())} for table in tables]).result()
+    assert two.values("w.tolist()") == wanted
+    (kept,) = (tmp_path / "saved").glob("_stream-*")
+    assert not list(kept.glob("batches/*"))
+
+
+def test_errors_with_spark(two: WarmRing, spark: Any, files: Path, tmp_path: Path) -> None:
+    """A batch DataFrame is refused, an error of the query or of the cell is told, and a lost part of a checkpoint."""
+    with pytest.raises(DataError, match=r"`items` is not a streaming DataFrame: make one with spark.readStream"):
+        stream(two, spark.range(3))
+    with pytest.raises(RunFailed, match="ValueError: bad"):
+        stream(two, streaming(spark, files), "raise ValueError('bad')").result()
+    failing = streaming(spark, files).selectExpr("x", "assert_true(n < 1) as ok")
+    with pytest.raises(DataError, match=r"(?s)Spark .*"):
+        stream(two, failing).result()
+    run = stream(two, streaming(spark, files), checkpoint_dir=str(tmp_path / "saved"))
+    until(trained(run, 1), "a batch")
+    run.stop()
+    (kept,) = (tmp_path / "saved").glob("_stream-*")
+    kept.rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="Spark's part of the checkpoint, .* is missing"):
+        stream(two, streaming(spark, files), checkpoint_dir=str(tmp_path / "saved"))
