@@ -286,6 +286,7 @@ class Spark:
             self.stop()
 
     def _start(self, python: str | None) -> Any:
+        from pyspark.java_gateway import ensure_callback_server_started
         from pyspark.sql import SparkSession
 
         self.stop()
@@ -314,7 +315,12 @@ class Spark:
         gateway = context._gateway
         assert gateway is not None
         lasting.processes.append(psutil.Process(gateway.proc.pid))
-        lasting.ports |= {gateway.gateway_parameters.port, context._accumulatorServer.server_address[1]}
+        ensure_callback_server_started(gateway)  # Spark calls Python through it, for each micro-batch of a stream
+        lasting.ports |= {
+            gateway.gateway_parameters.port,
+            gateway._callback_server.get_listening_port(),
+            context._accumulatorServer.server_address[1],
+        }
         return session
 
     def stop(self) -> None:
@@ -333,6 +339,7 @@ class Spark:
         gateway.shutdown()
         gateway.proc.stdin.close()  # the JVM ends when its stdin is closed
         gateway.proc.wait(DEADLINE_S)
+        gateway.shutdown_callback_server()  # not earlier: it waits for connections that the JVM closes
         SparkContext._gateway = SparkContext._jvm = None
         lasting.ports.clear()
 

@@ -109,8 +109,11 @@ class Stager:
         where = folder.path if folder.local else folder.url
         staging = by_value("sparkring.data", "stage_task.py")["staging"]
         task = staging(where, folder.local, str(batch_id), inline_bytes, self._nullable())
-        with pandas_unused():
-            found = sorted(rows.mapInArrow(task, COLUMNS).collect())
+        try:
+            with pandas_unused():
+                found = sorted(rows.mapInArrow(task, COLUMNS).collect())
+        except Exception as error:  # Java's errors, as py4j or pyspark show them
+            raise DataError(f"Spark could not compute batch {batch_id}: {root_cause(str(error))}") from error
         self._is_small = sum(each.bytes for each in found) <= SMALL_BYTES
         pieces = [Piece(folder / each.name if each.name else bytes(each.data), each.rows) for each in found]
         nulls = frozenset(name for each in found for name in each.nulls)

@@ -216,8 +216,8 @@ class StreamRun:
             more = f"No checkpoint has been saved in {self._options.checkpoint_dir} yet."
         else:
             more = (
-                f"The state after batch {self._saved} is saved in {self._options.checkpoint_dir}: run the cell again to "
-                "continue from there."
+                f"The state after batch {self._saved} is saved in {self._options.checkpoint_dir}: run the cell again "
+                "to continue from there."
             )
         return replace(outcome, explanation="\n\n".join(filter(None, [outcome.explanation, more])))
 
