@@ -141,7 +141,7 @@ class Pool:
             self._schedule.add(found)
 
     def _was_kept(self, item: Item) -> bool:
-        """If an earlier run has kept the item's result, record it and return True: the item need not run."""
+        """If an earlier run kept the item's result, record it and return True: the item need not run."""
         found = None if self._kept is None else self._kept.find(item.key)
         if found is None:
             return False
@@ -166,7 +166,7 @@ class Pool:
         return True
 
     def _assign(self, places: list[int]) -> None:
-        """Begin waiting attempts in the slots in `places`, and remove each slot that gets an attempt from `places`."""
+        """Start waiting attempts in the slots in `places`. Remove from `places` each slot that gets an attempt."""
         if self._slots.paused:
             return
         for attempt in self._schedule.assign(places):
@@ -182,7 +182,7 @@ class Pool:
                 self._not_started(slot, error)
 
     def _not_started(self, slot: Slot, error: LaunchError) -> None:
-        """Have the slot's attempt begin again after a pause; raise `error` if too many starts in a row have failed."""
+        """Schedule the slot's attempt again, after a pause. Raise `error` if too many starts in a row have failed."""
         if self._ending:
             slot.retire(kill=True)
             return
@@ -203,7 +203,7 @@ class Pool:
                 except LaunchError as error:
                     self._not_started(slot, error)
                     self._take_back(slot)
-        finally:  # even if the run ends because ranks cannot be started, other items may have ended
+        finally:  # record them even if the run ends because ranks cannot be started: other items may have ended
             self._tell(found)
 
     def _hear(self, slot: Slot, found: list[Event]) -> bool:
