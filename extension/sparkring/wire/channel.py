@@ -68,7 +68,7 @@ class ProtocolError(ChannelClosed):
 
 
 class Head(NamedTuple):
-    """A frame's header. `raw` has the bytes before the body. The body, in parts of these `sizes`, is not read yet."""
+    """A frame's header. `raw` holds the bytes before the body. The body, in parts of these `sizes`, is not read yet."""
 
     kind: type[Message]
     fields: dict[str, Any]

@@ -66,7 +66,7 @@ class Gpu(NamedTuple):
 class Gpus(NamedTuple):
     """NVIDIA's driver, the newest version of CUDA that it supports (None if unknown), and the GPUs.
 
-    `apart` has the pairs of addresses of GPUs that cannot access each other's memory.
+    `apart` holds the pairs of addresses of GPUs that cannot access each other's memory.
     """
 
     driver: str
