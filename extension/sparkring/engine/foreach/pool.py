@@ -166,7 +166,7 @@ class Pool:
         return True
 
     def _assign(self, places: list[int]) -> None:
-        """Start waiting attempts in the slots in `places`. Remove from `places` each slot that gets an attempt."""
+        """Start the next attempts in the slots in `places`. Remove from `places` each slot that gets an attempt."""
         if self._slots.paused:
             return
         for attempt in self._schedule.assign(places):
