@@ -105,7 +105,7 @@ def plan(
     - "drop": all ranks take the same number of steps, which is the number of full batches that the rank with the
       fewest rows has.
     - "pad": all ranks take as many steps as the rank with the most rows needs. If a rank's own rows do not fill
-      all its batches, the rank repeats some of them.
+      all its batches, the rank repeats some rows.
     - "join": each rank takes as many steps as its own rows need. Its last batch may be smaller, and some ranks may need
       one more step than others (call `hvd.join()` after the epoch).
     """

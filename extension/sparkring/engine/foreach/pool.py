@@ -112,12 +112,20 @@ class Pool:
         """
         places, until = self._slots.places, time.monotonic() + TAKE_S
         while self._takes(places):
+            if not self._items.at_hand:
+                self._send()
             self._take()
             self._assign(places)
             if time.monotonic() > until or self._interrupts.seen:
                 break
         self._slots.have(self._wanted, self._schedule.limit, waits=self._begun)
         self._assign(self._slots.places)
+        self._send()
+
+    def _send(self) -> None:
+        """Send the attempts that slots were given in advance."""
+        for slot in self._slots:
+            slot.send()
 
     def _take(self) -> None:
         """Take the next item from the user's iterable, which may take a long time or raise an error."""
