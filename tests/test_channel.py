@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import pickle
+import select
 import socket
 import threading
 
@@ -310,6 +312,35 @@ def test_what_was_sent_last_arrives(watch):
     assert ended.wait(20)
     listener.close()
     assert heard == sizes
+
+
+def test_finishing_does_not_wait_for_a_late_acknowledgement(door, monkeypatch):
+    """The peer closes its end when it has read everything, even if its system has not acknowledged it yet."""
+    monkeypatch.setattr(channel, "_unsent", lambda sock: 1)
+    monkeypatch.setattr(channel, "FINISH_LIMIT_S", math.inf)
+    connection = dial("127.0.0.1", door.listener.port, SECRET)
+    connection.send(Beat())
+    finishing = threading.Thread(target=connection.finish, daemon=True)
+    finishing.start()
+    finishing.join(20)
+    assert not finishing.is_alive()
+    assert (door.messages, door.ended.is_set()) == ([Beat()], True)
+
+
+def test_messages_that_are_held_back_arrive_in_order():
+    """They are sent with the next message, or when that is asked for."""
+    left, right = pair()
+    left.send(UserMessage("1"), hold=True)
+    assert not select.select([right], [], [], 0)[0], "it has been sent"
+    left.send(UserMessage("2"))
+    left.send(UserMessage("3"), hold=True)
+    left.send(UserMessage("4"), hold=True)
+    assert [right.receive().text, right.receive().text, right.pending] == ["1", "2", False]
+    left.send_held()
+    left.send_held()
+    assert [right.receive().text, right.receive().text, right.pending] == ["3", "4", False]
+    left.close()
+    right.close()
 
 
 def test_closing_ends_everything(watch):

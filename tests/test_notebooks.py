@@ -176,8 +176,10 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     found = outputs("survive")
     panel = next(output for output in found["killed"] if output.output_type == "display_data")
     assert "after 1 restart" in panel.data["text/plain"]
-    assert "was killed by SIGKILL (step 140 was saved" in panel.data["text/html"]
-    assert "continued from step 140" in panel.data["text/html"]
+    # A checkpoint is saved in the background. On a slow machine, the rank dies before the one of step 140 is complete.
+    killed = re.search(r"was killed by SIGKILL \(step (120|140) was saved", panel.data["text/html"])
+    assert killed, re.findall(r"was killed[^<]*", panel.data["text/html"])
+    assert f"continued from step {killed[1]}" in panel.data["text/html"]
     assert any("image/png" in output.get("data", {}) for output in found["curve"])
     (shown,) = found["list"]
     assert "The resume point is step 300" in shown.data["text/plain"]

@@ -80,7 +80,7 @@ def test_the_first_rows_go_through_the_model_here(data, tmp_path):
     fails("name a folder for them", OptionsError, to=None)
     fails('expected "error" or "overwrite"', OptionsError, mode="append")
     fails("np must not be 0", OptionsError, np=0)
-    fails("is a folder with files of the input", OptionsError, to=data)
+    fails("contains files of the input", OptionsError, to=data)
     fails("the type of the predictions is not known", OptionsError, probe=False)
     fails("the path is empty", PathError, to="")
     to.mkdir()

@@ -10,6 +10,7 @@ import shutil
 import signal
 import textwrap
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,25 @@ def test_short_items_are_given_ahead(ring, pools, tmp_path, monkeypatch):
     ]
     alone = random.Random(seed_of(0, 135)).random()
     assert result.values[135] == (135, alone)
+
+
+def test_an_iterable_that_waits_for_results(pools, tmp_path):
+    """Items that were given ahead run even while the iterable waits for what they do."""
+    folder = tmp_path / "done"
+    folder.mkdir()
+    seen = []
+
+    def waiting():
+        for number in range(60):
+            deadline = time.monotonic() + 5
+            while number == 50 and len([*folder.iterdir()]) < 50 and time.monotonic() < deadline:
+                time.sleep(0.005)
+            seen.append(len([*folder.iterdir()]))
+            yield number
+
+    pools.notebook.update(folder=folder, items=waiting())
+    pools.run("n in items", "(folder / str(n)).touch()")
+    assert seen[50] == 50
 
 
 @pytest.mark.standalone("executors run the items")

@@ -198,7 +198,7 @@ def test_a_java_that_has_ended_is_told(attempts):
 
 
 def test_dynamic_allocation_is_refused(attempts):
-    """Barrier stages cannot run under dynamic allocation."""
+    """Spark cannot run barrier stages while dynamic allocation is on."""
     kind, text, *_ = attempts["dynamic allocation"]
     assert kind == "LaunchError"
     assert "spark.dynamicAllocation.enabled=false" in text

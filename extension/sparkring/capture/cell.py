@@ -131,7 +131,7 @@ def _wanted(
 ) -> tuple[dict[str, _Wanted], set[str]]:
     """Return the notebook's names that the cell may use, except those in `hidden`.
 
-    The second result has the names that the notebook's functions set when the cell calls the functions.
+    The second result holds the names that the notebook's functions set when the cell calls the functions.
     """
     wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
     in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []

@@ -103,7 +103,8 @@ class Entry(NamedTuple):
 class Last(NamedTuple):
     """The checkpoint from which a new attempt continues; `name` is '' if there is none.
 
-    `there` has the names of all checkpoints that the driver knows of. `commit` is None if the driver could not read it.
+    `there` holds the names of all checkpoints that the driver knows of. `commit` is None if the driver could not read
+    it.
     """
 
     name: str = ""

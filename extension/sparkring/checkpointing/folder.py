@@ -37,9 +37,9 @@ _remembered: dict[str, dict[str, tuple[tuple[str, ...], Commit]]] = {}
 class Folder:
     """A checkpoint's folder as the storage lists it.
 
-    `sizes` maps the names of its files to their sizes. `commit` has the size, times and etag of commit.json, or is None
-    if there is no commit.json. `changed` is the time at which something in the folder last changed, in Unix seconds; it
-    is 0.0 if the storage does not say.
+    `sizes` maps the names of its files to their sizes. `commit` holds the size, times and etag of commit.json, or is
+    None if there is no commit.json. `changed` is the time at which something in the folder last changed, in Unix
+    seconds; it is 0.0 if the storage does not say.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)

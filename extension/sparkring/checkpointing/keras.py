@@ -43,7 +43,7 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
         "epoch", a checkpoint has the metrics of the epoch, including validation; otherwise, the metrics so far.
 
     Pass the callback's `initial_epoch` to fit(), although the callback also tells Keras where to begin. The callback's
-    `history` has the metrics of all epochs by name. If training continues within an epoch, fit() reads only the rest
+    `history` holds the metrics of all epochs by name. If training continues within an epoch, fit() reads only the rest
     of this epoch, and the epoch's metrics cover only that part. If you pass `steps_per_epoch`, repeat() the data set;
     otherwise, Keras could expect more batches than are left.
 

@@ -100,7 +100,7 @@ def checkpoints(
 
 @dataclass(eq=False)
 class Store:
-    """Checkpoints in a directory; made by checkpoints(). `history` has the metrics of the saves so far."""
+    """Checkpoints in a directory; made by checkpoints(). `history` holds the metrics of the saves so far."""
 
     directory: str
     keep: int | None
@@ -209,9 +209,9 @@ class Store:
     def load(self, which: Which = "latest") -> Any:
         """Return the contents of a checkpoint as new objects: arrays, tensors, models with a saved configuration.
 
-        No existing model or optimizer is needed. `which` is as in restore(), except that "latest" always means the
-        newest checkpoint of list(): after --fresh, restore() ignores earlier checkpoints, but load() does not. Raises
-        CheckpointError if there is no checkpoint.
+        No existing model or optimizer is needed. `which` has the same meaning as in restore(), except that "latest"
+        always means the newest checkpoint of list(): after --fresh, restore() ignores earlier checkpoints, but load()
+        does not. Raises CheckpointError if there is no checkpoint.
         """
         return parts.plain(self._loaded(which)[1])
 
@@ -236,10 +236,10 @@ class Store:
     def list(self) -> Entries:
         """Return all checkpoints in the directory, newest first: complete, incomplete, or damaged.
 
-        Only the sizes of files are checked for damage. In a run's --checkpoint-dir, the result has the checkpoints that
-        existed when the ranks started, and the checkpoints of this attempt whose steps this rank has passed to save().
-        Checkpoints that have been removed since are left out. In any other directory, these are the checkpoints that
-        exist now, so ranks that call list() at different times may get different results: call it on one rank and
+        Only the sizes of files are checked for damage. In a run's --checkpoint-dir, the result contains the checkpoints
+        that existed when the ranks started, and the checkpoints of this attempt whose steps this rank has passed to
+        save(). Checkpoints that have been removed since are left out. In any other directory, these are the checkpoints
+        that exist now, so ranks that call list() at different times may get different results: call it on one rank and
         broadcast the result.
         """
         entries = folder.listing(self._location)
@@ -279,15 +279,15 @@ class Store:
         """Return the checkpoint with the best metric.
 
         Once this store has saved or restored, only checkpoints of the same training run are compared; before that,
-        all checkpoints are. The choice is among the checkpoints that list() returns, so if ranks get different lists,
-        they may get different results. Raises CheckpointError if the store has no metric.
+        all checkpoints are. best() chooses among the checkpoints that list() returns, so if ranks get different
+        lists, they may get different results. Raises CheckpointError if the store has no metric.
         """
         return self._best(self.list())
 
     def find(self, which: Which = "latest") -> Entry:
         """Return the checkpoint that `which` currently selects. Raises CheckpointError if there is none.
 
-        `which` is as in load().
+        `which` has the same meaning as in load().
         """
         if which in ("latest", "best"):
             entry = newest(self.list()) if which == "latest" else self.best()

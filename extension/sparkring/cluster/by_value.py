@@ -9,7 +9,7 @@ from typing import Any
 def by_value(package: str, file: str) -> dict[str, Any]:
     """Execute a file of `package` under a module name that does not exist, and return its namespace.
 
-    This makes cloudpickle pickle the file's functions by value, so that executors need not be able to import the
+    Because of this name, cloudpickle pickles the file's functions by value, so executors need not be able to import the
     module.
     """
     source = pkgutil.get_data(package, file)

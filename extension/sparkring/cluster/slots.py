@@ -31,7 +31,7 @@ Say = Callable[[str], None]  # shows the user a message
 class Slots(NamedTuple):
     """How many tasks Spark can run at once (`total`), and how many it is running (`busy`).
 
-    `holders` has a string for each stage or pool that is running: its name, and how many tasks it is running.
+    `holders` holds a string for each stage or pool that is running: its name, and how many tasks it is running.
     `gpus_per_task` and `gpus_per_executor` count only GPUs that Spark itself assigns. If tasks share a GPU,
     `gpus_per_task` is a fraction.
     """
@@ -216,14 +216,14 @@ def _executor_lost_ago(context: SparkContext) -> float:
 
 
 def dynamic_allocation(context: SparkContext) -> bool:
-    """Return whether Spark's dynamic allocation is on, under which no barrier stage can run."""
+    """Return whether Spark's dynamic allocation is on. While it is on, Spark runs no barrier stages."""
     return str(context.getConf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
 
 
 def _refuse_dynamic_allocation(context: SparkContext) -> None:
     if dynamic_allocation(context):
         raise LaunchError(
-            "Spark's dynamic allocation is on, and barrier stages cannot run under it: start the session with "
+            "Spark cannot run barrier stages while its dynamic allocation is on: start the session with "
             "spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
         )
 

@@ -36,9 +36,9 @@ _VECTOR = {"type", "size", "indices", "values"}
 class Making:
     """How arrays are made from columns: in the same way for all batches of a data set, whatever rows they contain.
 
-    The keys of all mappings are column names. `fill` has the values that replace nulls. `raw` has the dtype and shape
+    The keys of all mappings are column names. `fill` holds the values that replace nulls. `raw` has the dtype and shape
     of the array that each row of a binary column holds. `nulls` names the columns whose arrays have another dtype
-    because the columns have nulls. `spark` has the Spark types of columns that hold rows or maps.
+    because the columns have nulls. `spark` holds the Spark types of columns that hold rows or maps.
     """
 
     fill: Mapping[str, Any]

@@ -74,12 +74,12 @@ class DataFile(NamedTuple):
 class Dataset:
     """A data set as it was when it was opened.
 
-    `version` is a digest of the footers, the partitions, the chosen columns and the filter. `schema` has the chosen
-    columns, in the order in which they were chosen. `stored_schema` has all columns, from the files and from their
+    `version` is a digest of the footers, the partitions, the chosen columns and the filter. `schema` holds the chosen
+    columns, in the order in which they were chosen. `stored_schema` holds all columns, from the files and from their
     paths. `reads` names the chosen columns and the columns that the filter reads. `where` is the filter as text.
-    `nulls` has the number of nulls in each column, as far as footers and paths show it; nulls in rows that do not pass
-    the filter are counted, too. If the data comes from a DataFrame, `spark` has the Spark types of the columns that
-    hold rows or maps.
+    `nulls` holds the number of nulls in each column, as far as footers and paths show it; nulls in rows that do not
+    pass the filter are counted, too. If the data comes from a DataFrame, `spark` holds the Spark types of the columns
+    that hold rows or maps.
     """
 
     name: str

@@ -55,7 +55,7 @@ class Copy(NamedTuple):
     """A DataFrame's rows as Parquet files, with the DataFrame's `version`.
 
     `reused` says whether the files existed already. `files` has the name and the number of rows of each file, and
-    `facts` has the result of the `note` function of the copy's Form.
+    `facts` holds the result of the `note` function of the copy's Form.
     """
 
     location: Location

@@ -102,11 +102,12 @@ def plan(
 
     `remainder` decides how many steps a rank takes:
 
-    - "drop": all ranks take the same number of steps: the number of full batches of the rank with the fewest rows.
-    - "pad": all ranks take as many steps as the rank with the most rows needs. A rank whose own rows do not
-      fill its last batch repeats some of them.
+    - "drop": all ranks take the same number of steps, which is the number of full batches that the rank with the
+      fewest rows has.
+    - "pad": all ranks take as many steps as the rank with the most rows needs. If a rank's own rows do not fill
+      all its batches, the rank repeats some rows.
     - "join": each rank takes as many steps as its own rows need. Its last batch may be smaller, and some ranks may need
-      one step more than others (call `hvd.join()` after the epoch).
+      one more step than others (call `hvd.join()` after the epoch).
     """
     position, read = begun(position or Position(), size, window)
     line = remaining(counts, position, window)
@@ -128,8 +129,8 @@ def plan(
 def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
     """Return the position at which `size` ranks began to read with this window, and how many rows each has read since.
 
-    If the last leg had another size or window, the remaining rows are divided anew, so the result is `position` itself
-    and 0 rows.
+    If the last leg had a different size or window, the remaining rows are divided again, so the result is `position`
+    itself and 0 rows.
     """
     legs = position.legs
     if legs and (legs[-1].size, legs[-1].window) == (size, window):

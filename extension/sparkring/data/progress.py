@@ -37,7 +37,7 @@ class Progress:
     """Reports the progress of one reader of this rank: at most a few times a second, and at the end of each epoch."""
 
     def __init__(self, **data: Any) -> None:
-        """Report a new reader. `data` has the fields of DataOpened except `reader`."""
+        """Report a new reader. `data` holds the fields of DataOpened except `reader`."""
         self._reader = next(_numbers)
         self._due = 0.0
         self.begin(0)

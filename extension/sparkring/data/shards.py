@@ -90,7 +90,7 @@ def shards(
     Call shards() in the notebook, and use its result in the cell, so that errors are raised before the launch. On the
     driver, the shard is the whole data set. On the ranks, every row is read once per epoch, except that `remainder` can
     leave out or repeat a few rows. The numbers of rows in any two shards differ by at most one. All ranks take the same
-    number of steps, except with remainder="join": some ranks may then take one step more than others.
+    number of steps, except with remainder="join": some ranks may then take one more step than others.
 
     source: the path of a file or a folder, or a glob (dbfs:, file:, or any URL that fsspec supports); a list of these;
         or a Spark DataFrame, which is written once to the folder `cache`, and read from there.
@@ -108,7 +108,8 @@ def shards(
     remainder: what to do with the last rows of an epoch that do not fill a batch: "drop" leaves them out, "pad" fills
         the batch with rows that the rank has already read, "join" returns a smaller batch.
     fill: a dict from columns to the values that replace their nulls. Without a replacement, integer columns with nulls
-        become float64 with NaN, and other types have NaN, NaT or None; lists, vectors and raw bytes cannot hold nulls.
+        become float64 with NaN, and in other columns, nulls become NaN, NaT or None; lists, vectors and raw bytes
+        cannot hold nulls.
     raw: a dict from binary columns to the dtype and shape of the array that each of their rows holds, as in
         {"image": ("uint8", (32, 32, 3))}.
     dtype: the dtype of all floating-point columns and decimals, as in dtype="float32".

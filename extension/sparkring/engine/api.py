@@ -103,7 +103,7 @@ def foreach_spec(spec: ForeachSpec, view: View | None = None) -> ForeachResult |
     """Run the items of a spec, wait for them, and return the result. If the spec asks for a plan, return the Plan.
 
     Raises ItemsFailed if items fail, and RunFailed, LaunchError or KeyboardInterrupt if the run ends before all items
-    have run. Also raises the errors of foreach.run.prepare(). If the run fails, `last_result` has the results of the
+    have run. Also raises the errors of foreach.run.prepare(). If the run fails, `last_result` holds the results of the
     items that had ended by then.
     """
     run = open_items(foreach_run.prepare(spec), view)
@@ -182,8 +182,8 @@ def foreach(
     BackgroundRun at once. With plan=True, only the first item runs, and foreach() returns a Plan, which says how many
     items fit at once.
 
-    Raises ItemsFailed if items failed; `sparkring.last_result` then has all results. Raises OptionsError if an argument
-    is invalid.
+    Raises ItemsFailed if items failed; `sparkring.last_result` then holds all results. Raises OptionsError if an
+    argument is invalid.
     """
     _check_framework("foreach", framework)
     options = ForeachOptions(

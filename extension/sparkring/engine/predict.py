@@ -133,8 +133,8 @@ def predict(
     complete. If the run is interrupted or killed, the same call continues with the missing parts.
 
     On each machine, one process loads the model, and all tasks on the machine send their rows to it. If the tasks have
-    GPUs, there is one such process for each GPU. Before that, the model scores the first rows in this process, so that
-    errors in columns, shapes and types are raised at once.
+    GPUs, there is one such process for each GPU. Before predict() returns, it lets the model score the first rows
+    in the calling process, so that errors in columns, shapes and types are raised at once.
 
     data: a Spark DataFrame, which may be a stream; or the path of Parquet files as in shards(): a file, a folder, a
         glob, or a list of these.
@@ -154,8 +154,8 @@ def predict(
     transform: a function that is called with each batch before the model, as in shards().
     fill, raw, dtype: as in shards(). For a torch module, floating-point inputs get the type of its weights.
     on_error: "raise" ends the query or the run at a row that cannot be scored; "null" makes the row's prediction null.
-    probe: whether the model scores the first rows in this process. To find the first rows of a DataFrame, Spark may
-        have to run a job.
+    probe: whether the model scores the first rows in the calling process. To find the first rows of a DataFrame,
+        Spark may have to run a job.
     autocast: for a torch module, "bfloat16" or "float16" lets the module compute under torch.autocast() with this type,
         on the module's device. Predictions of either type become float32 columns.
     idle_s: for a DataFrame, how many seconds a process keeps the model while no task is using it.
@@ -207,7 +207,7 @@ def predict(
 class _Scoring(NamedTuple):
     """A call of predict() for Parquet files, after the arguments have been checked.
 
-    `scorer` has the arguments of the Scorer. `model` and `code` describe the model and the call in the run's record.
+    `scorer` holds the arguments of the Scorer. `model` and `code` describe the model and the call in the run's record.
     """
 
     dataset: Dataset
@@ -242,8 +242,8 @@ def _prepared(
         outputs.columns_of(results, found, len(rows))
     elif not found:
         raise OptionsError(
-            "the type of the predictions is not known, because with probe=False no row is looked at: set the type, as "
-            "in returns='float'."
+            "the type of the predictions is not known, because with probe=False the model is not tried on any rows: "
+            "set the type, as in returns='float'."
         )
     check_new(found, kept, "the data", ", or leave the column out with columns=[…]")
     is_saved = isinstance(source, Saved)
@@ -288,9 +288,7 @@ def _check_apart(dataset: Dataset, folder: Location) -> None:
     """Raise OptionsError if a file of the input is in the folder to be written."""
     inside = next((file.path for file in dataset.files if file.path.startswith(f"{folder.path}/")), None)
     if dataset.fs == folder.fs and inside is not None:
-        raise OptionsError(
-            f"to={folder.written!r} is a folder with files of the input, such as {inside}: name another folder."
-        )
+        raise OptionsError(f"to={folder.written!r} contains files of the input, such as {inside}: name another folder.")
 
 
 def _output(name: str, kind: Any, *, several: bool) -> Output:

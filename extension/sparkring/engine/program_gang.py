@@ -123,8 +123,8 @@ def gang(
             losses = gang.run(train, 0.1).by_rank
             weights = gang.pull("weights")
 
-    `np`, `framework` and `gpus` have the same meanings as in sparkring.run(). `env` has environment variables for the
-    ranks. The gang ends after `idle_s` seconds without a call. With `quiet`, calls show nothing; their runs are
+    `np`, `framework` and `gpus` have the same meanings as in sparkring.run(). `env` is a dict of environment variables
+    for the ranks. The gang ends after `idle_s` seconds without a call. With `quiet`, calls show nothing; their runs are
     recorded all the same. There is at most one gang on this machine, and at most one on Spark.
 
     Raises OptionsError if an argument is invalid or the place already has a gang, and LaunchError if the ranks cannot

@@ -52,7 +52,7 @@ class _Column(NamedTuple):
 class _Partition:
     """A partition of a stage, which is an item of the record.
 
-    `task` is Spark's id for the partition's last attempt. `connections` has the last report about this attempt from
+    `task` is Spark's id for the partition's last attempt. `connections` holds the last report about this attempt from
     each connection, by process and connection number. `slot` is None while the record does not show the item as
     running.
     """

@@ -15,7 +15,7 @@ class Barrier(Plain):
     lesson = Lesson(
         "barrier",
         "the tasks of a Spark barrier stage.\n\n"
-        "In the cell, `context` is Spark's BarrierTaskContext, and `rows` has the rows of partition `rank` of the\n"
+        "In the cell, `context` is Spark's BarrierTaskContext, and `rows` holds the rows of partition `rank` of the\n"
         "DataFrame in --data. Iterate over them, read batches with rows.pandas() or rows.arrow(), or read everything\n"
         "with rows.to_pandas()",
         """

@@ -105,12 +105,16 @@ class Gang:
         """Submit the request of an item, to run after the requests that were submitted earlier.
 
         The gang must be up and have one rank. If an earlier request fails or takes a long time, the member gives this
-        request back without having run it.
+        request back without having run it. Call send_ahead() after one or several calls.
         """
         execution = Execution(request, (0,))
         self._ahead.append(execution)
-        self._send(execution)
+        self._send(execution, hold=True)
         return execution
+
+    def send_ahead(self) -> None:
+        """Send the requests that were submitted ahead and have not been sent yet, all at once."""
+        self._outbox.send_held()
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Return what has happened. Wait up to `timeout_s` for the first event, then return all that are available."""
@@ -307,7 +311,7 @@ class Gang:
         self._send(execution)
         return self._begun(execution)
 
-    def _send(self, execution: Execution) -> None:
+    def _send(self, execution: Execution, *, hold: bool = False) -> None:
         request = execution.request
         framework = self._framework(request.framework)
         if request.work is not None and request.work is not self._work:
@@ -318,7 +322,7 @@ class Gang:
             if request.timeline and framework.timeline is not None:
                 self._outbox.send(member, messages.RecordTimeline(framework.timeline.variable, wanted=rank == 0))
             pull = request.run.pull if rank == execution.ranks[0] else ()
-            self._outbox.send(member, _order(request, framework, self._members.worlds[member], pull))
+            self._outbox.send(member, _order(request, framework, self._members.worlds[member], pull), hold=hold)
 
     def _begun(self, execution: Execution) -> list[Event]:
         """Return the events for the beginning of an execution."""

@@ -34,8 +34,11 @@ class Outbox:
         sender = self._senders.get(member)
         return sender is not None and sender.is_alive()
 
-    def send(self, member: int, message: Message) -> None:
-        """Send a message to a member. If the connection has ended, the thread that reads from it reports this."""
+    def send(self, member: int, message: Message, *, hold: bool = False) -> None:
+        """Send a message to a member. If the connection has ended, the thread that reads from it reports this.
+
+        With `hold`, a small message may wait until the next message to the member, or until send_held() is called.
+        """
         with self._lock:
             if member in self._waiting:  # the member's thread sends the message later, or never if the rank is frozen
                 self._waiting[member].append(message)
@@ -46,7 +49,13 @@ class Outbox:
                 self._senders[member] = sender
                 sender.start()
                 return
-        self._post(member, message)
+        self._post(member, message, hold=hold)
+
+    def send_held(self) -> None:
+        """Send the messages that are waiting because of `hold`."""
+        for connection in list(self._connections.values()):
+            with contextlib.suppress(ChannelClosed):
+                connection.send_held()
 
     def send_all(self, message: Message) -> None:
         for member in list(self._connections):
@@ -67,6 +76,6 @@ class Outbox:
                 message = self._waiting[member].pop(0)
             self._post(member, message)
 
-    def _post(self, member: int, message: Message) -> None:
+    def _post(self, member: int, message: Message, *, hold: bool = False) -> None:
         with contextlib.suppress(ChannelClosed):
-            self._connections[member].send(message)
+            self._connections[member].send(message, hold=hold)

@@ -279,7 +279,7 @@ class ItemStarted(NamedTuple):
     """An attempt to run an item begins on the ranks of `slot`; `slot` is -1 if the item ends without having run.
 
     `item` is the number of the item, counted from 0, and `name` is a short string with its values. `attempt` is counted
-    from 1. If the item is a trial of a search, `parameters` has the values of its parameters; values that are not
+    from 1. If the item is a trial of a search, `parameters` holds the values of its parameters; values that are not
     numbers are given as text.
     """
 

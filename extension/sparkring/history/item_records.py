@@ -23,9 +23,9 @@ ItemState = Literal["running", "finished", "failed", "stopped", "kept", "pruned"
 class ItemRecord(NamedTuple):
     """One item. `started` and `ended` are the times of its last attempt, which ran on `host`, on the ranks of `slot`.
 
-    `metrics` has the last value of each metric that the item reported. `curves` has the values of the first CURVES_KEPT
-    metrics; `by` says whether the horizontal axis counts steps, epochs or reports. If the item is a trial of a search,
-    `parameters` has the values of its parameters.
+    `metrics` holds the last value of each metric that the item reported. `curves` holds the values of the first
+    CURVES_KEPT metrics; `by` says whether the horizontal axis counts steps, epochs or reports. If the item is a trial
+    of a search, `parameters` holds the values of its parameters.
     """
 
     item: int

@@ -63,7 +63,8 @@ class _Course:
     """The oldest and the newest report of a rank in its current attempt and lap.
 
     `oldest_done` and `newest_done` are the fractions of the run that were complete at these reports. They are None if
-    the totals are not known. `recent` has the times of the last reports, and the number of steps in all epochs by then.
+    the totals are not known. `recent` holds the times of the last reports, and the number of steps in all epochs by
+    then.
     """
 
     lap: int

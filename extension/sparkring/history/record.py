@@ -1,8 +1,8 @@
 """A run's record: what is known about the run so far, computed by a pure fold over the run's events.
 
-A view shows only what is in a RunRecord, so a saved run looks like a live one. The size of a record is limited. It has
-only the last lines that the ranks printed (the log files have all lines). For each rank, it has at most DISPLAYS_KEPT
-displays, of at most DISPLAY_BYTES in total.
+A view shows only what is in a RunRecord, so a saved run looks like a live one. The size of a record is limited. It
+contains only the last lines that the ranks printed (the log files contain all lines). For each rank, it contains at
+most DISPLAYS_KEPT displays, of at most DISPLAY_BYTES in total.
 """
 
 from __future__ import annotations

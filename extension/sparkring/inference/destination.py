@@ -116,7 +116,7 @@ class Destination:
                 self._remove(self.unfinished)
 
     def commit(self, files: Mapping[str, int], about: Mapping[str, Any]) -> None:
-        """Make the parts visible. `files` has the size of each file in bytes, by its name.
+        """Make the parts visible. `files` holds the size of each file in bytes, by its name.
 
         The facts in `about` are written to a file beside the parts.
 

@@ -58,7 +58,7 @@ def predict(
             result = returned(spark_types(found), session, struct=False)
         outputs.columns_of(results, result.outputs, len(rows))
     if result is None:
-        why = "the DataFrame is empty" if settings.probe else "with probe=False no row is looked at"
+        why = "the DataFrame is empty" if settings.probe else "with probe=False the model is not tried on any rows"
         raise OptionsError(
             "the type of the predictions is not known, because "
             f"{'the DataFrame is a stream' if data.isStreaming else why}: set the type, as in returns='float'."

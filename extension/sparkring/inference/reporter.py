@@ -31,7 +31,7 @@ _ERROR_CHARACTERS = 1_000
 class Reporter:
     """Sends the changes in the model's tasks to the driver, in a thread. Without an `order`, it does nothing.
 
-    The `order` has the driver's address, the secret, and the key of the column. With `of_stream`, the process was
+    The `order` holds the driver's address, the secret, and the key of the column. With `of_stream`, the process was
     started by a task of a stream: nothing is reported until another task uses the model.
     """
 

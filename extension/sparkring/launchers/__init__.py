@@ -44,7 +44,8 @@ def pool_requests(request: LaunchRequest, slots: int, gpus: float | None) -> lis
 def default_at_once(size: int, gpus_each: float | None, environment: Mapping[str, str]) -> int:
     """Return how many items run at once on this machine by default: as many as it has cores and GPUs for.
 
-    Each item has `size` ranks, and each rank needs a core and `gpus_each` GPUs. `environment` has the ranks' variables.
+    Each item has `size` ranks, and each rank needs a core and `gpus_each` GPUs. `environment` holds the ranks'
+    variables.
     """
     size = max(1, size)  # not yet checked
     by_cores = process.cores() // size

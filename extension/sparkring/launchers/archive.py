@@ -16,9 +16,10 @@ import sparkring
 def archive(with_nvml: bool) -> bytes:
     """Return a zip with sparkring and cloudpickle. Python can import them from the zip on executors that have neither.
 
-    The modules are compiled once, by the driver, because otherwise each member would compile them. The executors can
-    load the compiled modules, because Spark ensures that all Pythons have the same version. pynvml is as large as
-    all other files together, so it is included only if `with_nvml` is true, that is, if there are GPUs.
+    The driver compiles the modules once, because otherwise each member would compile them. The executors can load the
+    compiled modules, because Spark ensures that the driver and the executors run the same minor version of Python.
+    pynvml is as large as all other files together, so it is included only if `with_nvml` is true, which means that
+    there are GPUs.
     """
     import cloudpickle
 

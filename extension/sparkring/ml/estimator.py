@@ -76,7 +76,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
         self.setParams(**{name: value for name, value in given.items() if name not in ("self", "__class__")})
 
     def setParams(self, **given: Any) -> Any:
-        """Set the parameters that are given and not None, and return this object. `np` stands for `num_proc`."""
+        """Set the parameters that are given and not None, and return this object. `np` is an alias for `num_proc`."""
         values = {name: value for name, value in given.items() if value is not None}
         if "np" in values:
             values["num_proc"] = values.pop("np")

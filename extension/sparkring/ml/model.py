@@ -111,8 +111,8 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
 class KerasModel(Fitted):
     """The transformer that KerasEstimator.fit() returns.
 
-    transform() adds a column for each output of the model: by default, `<label>__output`. `history` has the metrics of
-    each epoch. save() writes the model's configuration and weights, without pickle.
+    transform() adds a column for each output of the model: by default, `<label>__output`. `history` holds the metrics
+    of each epoch. save() writes the model's configuration and weights, without pickle.
     """
 
     def _made(self, given: Any, weights: Any) -> Any:
@@ -127,8 +127,8 @@ class KerasModel(Fitted):
 class TorchModel(Fitted):
     """The transformer that TorchEstimator.fit() returns.
 
-    transform() adds a column for each output of the module: by default, `<label>__output`. `history` has the metrics of
-    each epoch. save() writes the weights, and the name of the function that makes the module. If there is no such
+    transform() adds a column for each output of the module: by default, `<label>__output`. `history` holds the metrics
+    of each epoch. save() writes the weights, and the name of the function that makes the module. If there is no such
     function, or if the function cannot be imported, save() writes a pickle instead of the name.
     """
 

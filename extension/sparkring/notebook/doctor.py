@@ -19,10 +19,11 @@ _HELP = """Check whether launches from this notebook will work, and say what to 
     %doctor
     %doctor dbfs:/ml/run1       also check a directory for checkpoints
 
-%doctor checks this machine (packages, Horovod's build, memory, disks, limits) and starts a rank here. If there are
+%doctor checks this machine (packages, Horovod's build, memory, disks, limits) and starts a rank on it. If there are
 NVIDIA GPUs, it checks the driver and each GPU, without using CUDA. If there is a SparkSession, it runs a job on all
-free task slots, and compares the executors' Python and packages with the notebook's. It starts and stops no session. In
-a directory for checkpoints, it writes, reads, lists and deletes a small file, here and on the executors.
+free task slots, and compares the executors' Python and packages with the notebook's. It never starts or stops a
+session. In a directory for checkpoints, it writes, reads, lists and deletes a small file, on this machine and on the
+executors.
 
     ✓   all is well
     !   you should know about this

@@ -22,21 +22,26 @@ TITLE_CHARACTERS = 60  # a longer title is cut in the list of runs
 _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or stop a background run.
 
     %runs                       list the last 20 runs, newest first; `%runs 50` lists 50
-    %runs RUN                   show a run; for a run in the background, show its panel
+    %runs RUN                   show a run; for a background run, show its panel
     %runs RUN RUN               compare two runs: outcome, metrics, curves, options, versions, code
     %runs RUN --tensorboard     open the metrics of a run in TensorBoard
-    %runs --stop RUN            stop a run in the background of this notebook
+    %runs --stop RUN            stop a background run of this notebook
 
 RUN is a name in the list, the beginning or the end of a name, or a title.
 
-TensorBoard plots the metrics of each rank and their mean over ranks, by step or epoch, and by time. Each time you use
---tensorboard, sparkring writes TensorBoard's files to the run folder. Outside a notebook, sparkring prints the command
-that starts TensorBoard.
+TensorBoard plots the metrics of each rank and their mean over all ranks, against the step or epoch and against time.
+Each time you use --tensorboard, sparkring writes TensorBoard's files to the run folder. Outside a notebook, sparkring
+prints the command that starts TensorBoard.
 
 Options:
 {options}
 """
-_LOGS_HELP = """Print what the ranks of a run wrote: `%logs`, `%logs RUN --rank 1 --tail 20`. %runs? explains RUN.
+_LOGS_HELP = """Print what the ranks of a run wrote.
+
+    %logs                           print what all ranks of the last run wrote
+    %logs RUN --rank 1 --tail 20    print the last 20 lines that rank 1 of a run wrote
+
+For what RUN can be, see `%runs?`.
 
 Options:
 {options}
@@ -61,7 +66,7 @@ _RUNS = OptionsTable(
     Option(
         "--stop",
         action="store_true",
-        help="stop RUN, a run in the background of this notebook",
+        help="stop RUN, a background run of this notebook",
         suggest=_runs_to_stop,
         alone=True,
     ),
@@ -79,7 +84,7 @@ LOGS = OptionsTable(
 class RunsRequest:
     """What the user asks `%runs` to do: list the last `count` runs, or show, plot (in TensorBoard) or stop `run`.
 
-    If there is a run `other`, `run` is compared with it.
+    If `other` is not empty, `run` is compared with it.
     """
 
     count: int = 20
@@ -100,7 +105,7 @@ def parse_runs(line: str) -> RunsRequest:
             "%runs 'first title' 'second title'"
         )
     if stop and (tensorboard or not run):
-        raise OptionsError("%runs --stop takes the id or the name of one run that is running in the background.")
+        raise OptionsError("%runs --stop takes one argument: the id or name of a background run.")
     if run.startswith("-"):
         raise OptionsError(
             f"%runs takes a number of runs to list or the name of a run, not {run!r}: for example %runs 50"

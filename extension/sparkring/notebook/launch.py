@@ -43,7 +43,7 @@ _RANKS_HELP = """Run the cell on some ranks of the warm gang: `%%ranks 0,2-3` or
     print(rank, "of", size, "has", len(x), "rows")
 
 The cell can use the variables of earlier cells on these ranks, and the variables that it sets stay on the ranks. The
-result's .values has the values of these ranks, and --pull copies variables from the first of these ranks into the
+result's .values contains the values of these ranks, and --pull copies variables from the first of these ranks into the
 notebook. %%ranks takes the options of %%horovod, except those that need new ranks, such as --background and
 --checkpoint-dir.
 """

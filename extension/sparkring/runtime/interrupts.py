@@ -18,10 +18,10 @@ def interrupted(what: str) -> KeyboardInterrupt:
 
 
 class Interrupts:
-    """A context manager in which an interrupt sets `seen` to True, and does not raise KeyboardInterrupt.
+    """A context manager. Inside its block, an interrupt sets `seen` to True and does not raise KeyboardInterrupt.
 
-    Python lets only the main thread handle interrupts. If the block runs in another thread, the main thread handles
-    interrupts as before, and `seen` is set only by request().
+    Only the main thread of a Python process can handle interrupts. If the block runs in another thread, interrupts are
+    handled as before, and only request() sets `seen`.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def let_through(self) -> Iterator[None]:
-        """Restore the earlier handler of interrupts in this block, which runs the user's code."""
+        """Restore the previous interrupt handler in this block, which runs the user's code."""
         if self._before is None:
             yield
             return

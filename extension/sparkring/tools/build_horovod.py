@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     cli.add_argument("--install", action="store_true", help="install the wheel into this environment and load it")
-    cli.add_argument("--force", action="store_true", help="download and build even if the cache has the wheel")
+    cli.add_argument("--force", action="store_true", help="download and build even if the wheel is in the cache")
     cli.add_argument("--cache", type=Path, metavar="DIR", help="the folder for wheels; default: the user's cache")
     cli.add_argument("--verbose", action="store_true", help="show the whole build log during the build")
     cli.add_argument("--print-path", action="store_true", help="print only the wheel's path to standard output")

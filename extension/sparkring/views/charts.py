@@ -26,8 +26,8 @@ Column = list[float | None]
 def charts(record: RunRecord) -> dict[str, Any]:
     """Return all charts of a run, as JSON values; {} if there is nothing to draw.
 
-    `axes` has the other quantities that the horizontal axis can show besides `axis` (metrics.other_axes). A chart's `x`
-    lists positions on `axis`, in ascending order. Its `time` lists when the first rank reached each position, in
+    `axes` holds the other quantities that the horizontal axis can show besides `axis` (metrics.other_axes). A chart's
+    `x` lists positions on `axis`, in ascending order. Its `time` lists when the first rank reached each position, in
     seconds since the run began. The columns of a curve have an entry for each position: the value of the curve, or
     None. If a curve has `until`, only the faster ranks have reached the positions after `until`. Steps that a restart
     has undone have their own `x` and `time`.
@@ -82,8 +82,8 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
 def since(old: Any, new: Any) -> Any:
     """Return `new` without the values that `old` also has.
 
-    A long list that begins with the n entries of the old list becomes {"from": n, "then": [...]}. "then" has the other
-    entries. src/series.js joins the two parts again.
+    A long list that begins with the n entries of the old list becomes {"from": n, "then": [...]}. "then" lists the
+    other entries. src/series.js joins the two parts again.
     """
     if isinstance(new, dict):
         return {key: since(old.get(key) if isinstance(old, dict) else None, value) for key, value in new.items()}

@@ -5,13 +5,13 @@ A message is a dict of JSON values with the `run` and a `kind`:
     lines     what ranks printed. `start` is the number of the first new line among all lines of the run, and `count`
               is the number of new lines. The new lines that are shown are in columns: `rank`, `stream` ("o" for
               stdout, "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and `html`.
-              `html` maps the indices of lines with colours to HTML. `noise` has the indices of TensorFlow's start-up
-              messages. `pending` has the lines whose end has not been printed yet, in the same columns
+              `html` maps the indices of lines with colours to HTML. `noise` holds the indices of TensorFlow's start-up
+              messages. `pending` holds the lines whose end has not been printed yet, in the same columns
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of the sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts). If a curve has only grown, its new points are sent (charts.since)
     displays  what ranks have displayed: `order` lists [key, ranks or items, seconds since the run began] in order of
-              time. `html` has the HTML of the displays that have not been sent before, by key
+              time. `html` holds the HTML of the displays that have not been sent before, by key
     usage     the resources that each rank uses, and the percentage of the time that it waits for data. For each rank
               with new samples, `samples` has a row for each Sample, with the time in seconds since the run began
     search    the metric, the parameters and their importance, if the items are the trials of a search
@@ -337,7 +337,8 @@ def _ranks(record: RunRecord, lags: Sequence[Lag]) -> Message:
 def usage_message(record: RunRecord, now: float) -> Message:
     """Return the resources that each rank uses, and the percentage of the time that it waits for data.
 
-    `used` and `waiting` are columns, or empty if nothing is known. `starves` has the running ranks that wait too long.
+    `used` and `waiting` are columns, or empty if nothing is known. `starves` holds the running ranks that wait too
+    long.
     """
     if record.items is not None:  # the ranks of a pool have no tiles
         return _NO_USAGE

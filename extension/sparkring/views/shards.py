@@ -244,7 +244,7 @@ class Stretch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A split to draw. For each block of ranks, `bands` has the stretches, and `rows` has the number of rows."""
+    """A split to draw. For each block of ranks, `bands` holds the stretches, and `rows` holds the number of rows."""
 
     title: str
     bands: tuple[tuple[Stretch, ...], ...]

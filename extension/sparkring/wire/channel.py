@@ -68,7 +68,7 @@ class ProtocolError(ChannelClosed):
 
 
 class Head(NamedTuple):
-    """A frame's header. `raw` has the bytes before the body. The body, in parts of these `sizes`, is not read yet."""
+    """A frame's header. `raw` holds the bytes before the body. The body, in parts of these `sizes`, is not read yet."""
 
     kind: type[Message]
     fields: dict[str, Any]
@@ -92,7 +92,7 @@ class Connection:
         self._broken = False
         self._came = bytearray()  # bytes that have been read from the socket, but not returned yet
         self._room = memoryview(bytearray(READ_BYTES))
-        self._held = bytearray()  # frames that pass_on() has held back
+        self._held = bytearray()  # frames that send() or pass_on() has held back
         self.heard_at = time.monotonic()
 
     def fileno(self) -> int:
@@ -103,8 +103,11 @@ class Connection:
         """Whether a part of the next frame, or all of it, has already been read from the socket."""
         return bool(self._came)
 
-    def send(self, message: Message) -> None:
-        """Send one message. Raise ChannelClosed if the connection has been closed or lost."""
+    def send(self, message: Message, *, hold: bool = False) -> None:
+        """Send one message. Raise ChannelClosed if the connection has been closed or lost.
+
+        With `hold`, a small message may wait: it is sent together with whatever is sent next, or by send_held().
+        """
         fields, parts = encode(message)
         views = [memoryview(part).cast("B") for part in parts]
         sizes = [view.nbytes for view in views]
@@ -113,6 +116,9 @@ class Connection:
         with self._send_lock:
             if self._broken:
                 raise ChannelClosed("the connection was lost in the middle of a frame")
+            if hold and len(prefix) + sum(sizes) <= RELAY_BYTES:
+                self._held += b"".join([prefix, *views])
+                return
             prefix = self._take_held() + prefix
             try:
                 if sum(sizes) <= CHUNK_BYTES:
@@ -160,13 +166,18 @@ class Connection:
         return head.raw + bytes(self._exactly(sum(head.sizes)))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send a frame that came from another connection, unchanged. b"" sends only the frames that were held back."""
+        """Send a frame that came from another connection, unchanged."""
         with self._send_lock:
             try:
                 self._sock.sendall(self._take_held() + frame)
             except OSError as error:
                 self._broken = True
                 raise ChannelClosed(str(error)) from error
+
+    def send_held(self) -> None:
+        """Send the frames that were held back, if any."""
+        if self._held:
+            self.send_frame(b"")
 
     def pass_on(self, head: Head, other: Connection, *, hold: bool = False) -> None:
         """Send to `other` the frame whose header has just been received. A large body is never in memory as a whole.
@@ -213,6 +224,8 @@ class Connection:
         """
         deadline = time.monotonic() + FINISH_LIMIT_S
         with contextlib.suppress(OSError):  # the peer has closed it
+            # The peer then closes its end at once. The system would delay its acknowledgement by up to 40 ms.
+            self._sock.shutdown(socket.SHUT_WR)
             while _unsent(self._sock) and time.monotonic() < deadline:
                 if select.select([self._sock], [], [], FINISH_LOOK_S)[0] and not self._sock.recv(READ_BYTES):
                     break

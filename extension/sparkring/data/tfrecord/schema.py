@@ -107,7 +107,10 @@ def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop
 
 
 def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
-    """Return the parts with records `start` to `stop` (not included) of all files. `full` has the records per file."""
+    """Return the parts with records `start` to `stop` (not included) of all files.
+
+    `full` lists the number of records in each file.
+    """
     parts, before = [], 0
     for file, count in enumerate(full):
         first, last = max(start - before, 0), min(stop - before, count)

@@ -25,7 +25,7 @@ class Build(NamedTuple):
 class HorovodBuild(NamedTuple):
     """An installed Horovod.
 
-    `built_for` has the version of each framework that it was built for. `parts` are the communication libraries that
+    `built_for` holds the version of each framework that it was built for. `parts` are the communication libraries that
     every part of it was built with: of "Gloo", "MPI" and "NCCL". `cuda` is the version of the CUDA library that it
     loads; '' if it loads none. `without_nccl` are the frameworks whose part was built without NCCL.
     """

@@ -19,7 +19,7 @@ LOCAL_LIMIT_S, STORAGE_LIMIT_S, GPU_LIMIT_S = 60.0, 30.0, 30.0
 def examine(directory: Callable[[], Location] | None, view: Sequence[Finding], tell: Tell) -> Iterator[Section]:
     """Yield the findings about this machine, its GPUs, the directory for checkpoints (if any), and Spark.
 
-    `directory` returns the Location of the directory, or raises SparkringError if its path is invalid. `view` has the
+    `directory` returns the Location of the directory, or raises SparkringError if its path is invalid. `view` holds the
     findings about the view of runs, which belong to the section about this machine. During a check, `tell` is called
     repeatedly with a description of the check. A check that fails becomes a finding. KeyboardInterrupt ends the
     examination.

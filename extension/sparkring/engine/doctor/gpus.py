@@ -66,7 +66,7 @@ class Gpu(NamedTuple):
 class Gpus(NamedTuple):
     """NVIDIA's driver, the newest version of CUDA that it supports (None if unknown), and the GPUs.
 
-    `apart` has the pairs of addresses of GPUs that cannot access each other's memory.
+    `apart` holds the pairs of addresses of GPUs that cannot access each other's memory.
     """
 
     driver: str
@@ -215,7 +215,7 @@ def _dotted(version: tuple[int, int] | None) -> str:
 
 
 def _named(address: str) -> str:
-    """Return the name of a GPU in a sentence. A UUID, such as GPU-1a2b…, says itself what it is."""
+    """Return the name of a GPU in a sentence. A UUID, such as GPU-1a2b…, already shows that it names a GPU."""
     return f"GPU {address}" if address.isdecimal() else address
 
 
@@ -233,13 +233,13 @@ def _judge(gpu: Gpu, every: Sequence[Gpu]) -> Iterator[Finding]:
         named = ", ".join(f"{each.name} (process {each.pid})" for each in others[:3])
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         large = sum(each.used_bytes or 0 for each in others) >= OTHERS_BYTES
-        advice = "Use --gpus on other GPUs (CUDA_VISIBLE_DEVICES), or end them."
+        advice = "Use --gpus on other GPUs (CUDA_VISIBLE_DEVICES), or end these processes."
         what = f"{_held(others)} {named}{more}"
         yield note(topic, what, advice) if large else ok(topic, what)
     if gpu.instances is not None:
         instances = f"MIG mode is on, with {counted(gpu.instances, 'instance')}"
         if gpu.instances:
-            yield ok(topic, f"{instances}; each rank uses one of them")
+            yield ok(topic, f"{instances}; each rank uses one instance")
         else:
             yield problem(topic, instances, "Make instances with `nvidia-smi mig -cgi …`, or switch MIG mode off.")
     if gpu.uncorrected:

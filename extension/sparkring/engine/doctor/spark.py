@@ -34,7 +34,7 @@ _NAMED = 3
 class Here(NamedTuple):
     """What the executors are compared with: the driver's Python, Java and packages.
 
-    `imported` has the modules that the notebook has imported.
+    `imported` holds the modules that the notebook has imported.
     """
 
     python: str

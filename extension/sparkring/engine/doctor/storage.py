@@ -19,7 +19,7 @@ DRIVER = "driver"
 class Trial(NamedTuple):
     """A small file in the directory, written by the driver and read by executors.
 
-    `made` has the folders that the driver had to create for it, the outermost first.
+    `made` holds the folders that the driver had to create for it, the outermost first.
     """
 
     location: Location

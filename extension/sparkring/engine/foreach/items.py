@@ -92,6 +92,8 @@ class Items:
     ) -> None:
         self._scripts_of = scripts_of
         self.key_of: Callable[[Mapping[str, Any]], str] = lambda values: ""
+        # Whether items can be taken at once. The code of any other iterable may wait, even for the results of items.
+        self.at_hand = type(iterable) in (list, tuple, range)
         self.total = _length(iterable)
         self.taken = 0
         try:

@@ -112,12 +112,20 @@ class Pool:
         """
         places, until = self._slots.places, time.monotonic() + TAKE_S
         while self._takes(places):
+            if not self._items.at_hand:
+                self._send()
             self._take()
             self._assign(places)
             if time.monotonic() > until or self._interrupts.seen:
                 break
         self._slots.have(self._wanted, self._schedule.limit, waits=self._begun)
         self._assign(self._slots.places)
+        self._send()
+
+    def _send(self) -> None:
+        """Send the attempts that slots were given in advance."""
+        for slot in self._slots:
+            slot.send()
 
     def _take(self) -> None:
         """Take the next item from the user's iterable, which may take a long time or raise an error."""
@@ -141,7 +149,7 @@ class Pool:
             self._schedule.add(found)
 
     def _was_kept(self, item: Item) -> bool:
-        """If an earlier run has kept the item's result, record it and return True: the item need not run."""
+        """If an earlier run kept the item's result, record it and return True: the item need not run."""
         found = None if self._kept is None else self._kept.find(item.key)
         if found is None:
             return False
@@ -166,7 +174,7 @@ class Pool:
         return True
 
     def _assign(self, places: list[int]) -> None:
-        """Begin waiting attempts in the slots in `places`, and remove each slot that gets an attempt from `places`."""
+        """Start the next attempts in the slots in `places`. Remove from `places` each slot that gets an attempt."""
         if self._slots.paused:
             return
         for attempt in self._schedule.assign(places):
@@ -182,7 +190,7 @@ class Pool:
                 self._not_started(slot, error)
 
     def _not_started(self, slot: Slot, error: LaunchError) -> None:
-        """Have the slot's attempt begin again after a pause; raise `error` if too many starts in a row have failed."""
+        """Schedule the slot's attempt again, after a pause. Raise `error` if too many starts in a row have failed."""
         if self._ending:
             slot.retire(kill=True)
             return
@@ -203,7 +211,7 @@ class Pool:
                 except LaunchError as error:
                     self._not_started(slot, error)
                     self._take_back(slot)
-        finally:  # even if the run ends because ranks cannot be started, other items may have ended
+        finally:  # record them even if the run ends because ranks cannot be started: other items may have ended
             self._tell(found)
 
     def _hear(self, slot: Slot, found: list[Event]) -> bool:

@@ -2,6 +2,20 @@
 
 While items are short, the gang is given the next items in advance, and these items wait in the gang's member.
 Otherwise, a rank would spend most of its time waiting for the next item.
+
+Each item is in exactly one of these states:
+
+    waiting    in the schedule
+    sent       in `_ahead` of one slot. The rank has not begun it: the member gives a rank the next item only after it
+               has passed on the report of the one before
+    running    the `attempt` of one slot. Its time, and so --timeout-each, begins when the report of the one before has
+               arrived
+    over       recorded as ended. The pool has its value or its failure
+
+An item becomes `sent` or `running` when start() is called, and `running` when the item before it in the slot is over.
+Only items that are `sent` go back to `waiting` without counting as an attempt: if the member gives them back
+(GivenBack), if the gang dies, or if it is replaced. A member gives them back before it reports a failure, when it
+passes on an interrupt, and when an item takes long. It has then dropped them, so they can no longer begin there.
 """
 
 from __future__ import annotations
@@ -31,7 +45,7 @@ RELEASE_AFTER_S, END_GRACE_S = 0.2, 3.0
 LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are killed
 # While items are short, a slot has as many items as it runs in AHEAD_S. This number is at most AHEAD_MOST, and at most
 # half the number of short items that the slot has just run in a row.
-AHEAD_S, AHEAD_MOST = 0.02, 32
+AHEAD_S, AHEAD_MOST = 0.02, 64
 AHEAD_BYTES = 64 * 1024  # items with larger values are not given in advance: they would fill the memory
 RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
 
@@ -159,7 +173,7 @@ class Slot:
     def start(self, attempt: Attempt, request: Request) -> None:
         """Begin an attempt, on a new gang if the slot has none that can run it. Raises the errors of start_gang().
 
-        If another attempt is running, the new one follows it.
+        If another attempt is running, the new one follows it, but only after a call of send().
         """
         if self.attempt is not None and self._gang is not None:
             self._ahead.append((attempt, self._gang.submit_ahead(request)))
@@ -174,6 +188,11 @@ class Slot:
         else:
             self._execution = self._gang.submit(request)
         self._on_arrival(self.number)  # submit() has made events, which the next poll() returns
+
+    def send(self) -> None:
+        """Send what start() has given the gang in advance. Call this after one or several calls of start()."""
+        if self._gang is not None:
+            self._gang.send_ahead()
 
     def _begin(self, attempt: Attempt | None, execution: Execution | None) -> None:
         self.attempt, self._execution = attempt, execution

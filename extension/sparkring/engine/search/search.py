@@ -19,7 +19,7 @@ _SAMPLERS = ("tpe", "random", "grid", "qmc")
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """A search, for %%foreach or sparkring.foreach() to iterate over. Its items are the trials."""
+    """A search. %%foreach and sparkring.foreach() iterate over it, and its items are the trials."""
 
     space: Space
     trials: int
@@ -61,7 +61,7 @@ def search(
 
         %%foreach lr, width in trials -n -4
 
-    Each item is a trial: a tuple of the parameters' values, in the order of the keywords. With a single target, as in
+    Each item is a trial: a tuple of the parameters' values, in the order of the keywords. With one name, as in
     `trial in trials`, the values are `trial.lr` and `trial.width`, and `train(**trial)` passes them as keywords. A
     parameter is a list of choices, a Python range, or a range such as uniform(0, 0.5), log_uniform(1e-5, 1e-1) or
     integer(1, 4).
@@ -72,8 +72,8 @@ def search(
 
     `sampler` decides which values are tried next: "tpe" (the default, which follows the results so far), "random",
     "qmc" (evenly spread), "grid" (all combinations), or one of Optuna's samplers. `study` is an Optuna study to
-    continue, with its sampler and its pruner. By default, there are 100 trials; with sampler="grid", there are as many
-    as there are combinations.
+    continue, with its sampler and its pruner. By default, there are 100 trials; with sampler="grid", there is one trial
+    for each combination.
 
     Raises OptionsError if an argument is invalid, or if Optuna is not installed.
     """

@@ -26,7 +26,7 @@ class Range(NamedTuple):
 
 
 def uniform(low: float, high: float, *, step: float | None = None) -> Range:
-    """Define a range of numbers for search(). With `step`, the range has only low, low + step, low + 2 × step, …"""
+    """Define a range of numbers for search(). With `step`, the only values are low, low + step, low + 2 × step, …"""
     return _checked("uniform", Range(float(low), float(high), step))
 
 

@@ -22,9 +22,9 @@ class Explanation(NamedTuple):
     """What ended a run, in parts. A part that does not apply is '' or ().
 
     `summary` names the rank and its host, and says what happened. `place` is the line that was running, in the cell or
-    in a script that the cell runs. `source` has this line and the lines around it, and `line` is its number. `callers`
-    has the places from which the line was called. `followers` names the ranks that failed afterwards. `last_lines` has
-    the last lines that the rank printed, without its traceback. `log` says where its whole log is.
+    in a script that the cell runs. `source` holds this line and the lines around it, and `line` is its number.
+    `callers` lists the places from which the line was called. `followers` names the ranks that failed afterwards.
+    `last_lines` holds the last lines that the rank printed, without its traceback. `log` says where its whole log is.
     """
 
     rank: int

@@ -20,7 +20,7 @@ from sparkring.tools.horovod_build.target import Target, target_for
 class Plan:
     """What to build. `toolkit` is None for a build without CUDA, and `nccl` for one without NCCL.
 
-    `found` has a line for each thing that was found, and `left_out` one for each thing that is left out. Those that
+    `found` holds a line for each thing that was found, and `left_out` one for each thing that is left out. Those that
     concern GPUs are in `left_out_of_gpu`. `asked` is whether the user has asked for GPU operations; otherwise, a build
     with CUDA that fails is followed by one without CUDA.
     """

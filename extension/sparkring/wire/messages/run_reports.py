@@ -148,7 +148,7 @@ class Piece(NamedTuple):
 class DataPlanned(NamedTuple):
     """What a rank will read in an epoch: `pieces`, in this order. `epoch` counts from 1.
 
-    `names` has the numbers and names of the files, or only of the first files if there are many. The first `begun`
+    `names` holds the numbers and names of the files, or only of the first files if there are many. The first `begun`
     rows of the epoch were read before this reader was made. If `window` is 0, rows are handed out in order; otherwise,
     they are shuffled within each block of `window` rows.
     """

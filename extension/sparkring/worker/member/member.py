@@ -225,7 +225,7 @@ class Member:
     def send_held(self) -> None:
         self.held_since = None
         try:
-            self.home.send_frame(b"")
+            self.home.send_held()
         except ChannelClosed:
             self.abandon()
 

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_LIMIT_S = 2.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LINUX = sys.platform.startswith("linux")
 
 
@@ -193,13 +194,21 @@ def ended(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], 0.0)[0])
 
 
-def resident_bytes() -> int:
-    """Return how many bytes of this process are in RAM; 0 on a system without /proc."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+class Resident:
+    """Reads how many bytes of this process are in RAM. The file stays open, because short items read it often."""
+
+    def __init__(self) -> None:
+        self._file = -1
+
+    def bytes(self) -> int:
+        """Return the number of bytes; 0 on a system without /proc."""
+        try:
+            if self._file < 0:
+                self._file = os.open("/proc/self/statm", os.O_RDONLY)
+            return int(os.pread(self._file, 256, 0).split()[1]) * _PAGE_BYTES
+        except (OSError, ValueError, IndexError):  # there is no /proc, or the user's code has closed the file
+            self._file = -1
+            return 0
 
 
 def out_of_memory_kills() -> int:

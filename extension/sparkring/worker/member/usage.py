@@ -36,7 +36,7 @@ class Meter:
             return None
         began = time.thread_time()
         others = {*process.family(os.getpid())} - {self._rank_pid}
-        mine = os.times()  # has the time of processes that lost their parent and were reaped by this process
+        mine = os.times()  # includes processes that lost their parent and were reaped by this process
         cpu_s = mine.children_user + mine.children_system
         cpu_s += sum(map(process.cpu_seconds, (self._rank_pid, *others)))
         memory = process.memory(self._rank_pid)

@@ -11,7 +11,6 @@ import gc
 import mmap
 import os
 import sys
-import tempfile
 from typing import Any
 
 from sparkring.capture import packing
@@ -45,6 +44,7 @@ class ItemWork:
         self.held_bytes = sum(buffer.size for buffer in self._buffers)
         self._cell: CompiledCell | None = None
         self._collected_bytes = 0
+        self._memory = process.Resident()
 
     def whole(self, item: messages.Run) -> messages.Run:
         """Return the request for an item, and fill in the fields that are the same for all items."""
@@ -79,10 +79,10 @@ class ItemWork:
     def end(self) -> int:
         """Drop what the item has left in `__main__`, and return how much memory the process now holds."""
         self._clear()
-        used_bytes = process.resident_bytes()
+        used_bytes = self._memory.bytes()
         if used_bytes > self._collected_bytes + COLLECT_AFTER_BYTES:
             gc.collect()
-            self._collected_bytes = used_bytes = process.resident_bytes()
+            self._collected_bytes = used_bytes = self._memory.bytes()
         return used_bytes
 
     def _clear(self) -> None:
@@ -113,5 +113,7 @@ class _Shared:
 
 
 def _unnamed_file() -> int:
+    import tempfile  # not at the top: the import takes 3 ms, and Linux does not need it
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from typing import Any
 
 from sparkring.worker.rank import imports
 
@@ -38,6 +39,8 @@ class Preloads:
 
     def __init__(self) -> None:
         self._at_first: dict[str, str] | None = None
+        self._compared: dict[Any, Any] | None = None  # the encoded environment in which changed() last looked
+        self._changed: list[str] = []
         imports.note_order(FRAMEWORKS)
 
     def begin(self) -> None:
@@ -47,8 +50,12 @@ class Preloads:
 
     def changed(self) -> list[str]:
         """Return the environment variables that imports depend on and that have changed since the first request."""
-        now, first = _settings(), self._at_first or {}
-        return sorted(name for name in {**now, **first} if now.get(name) != first.get(name))
+        encoded = getattr(os.environ, "_data", None)  # comparing it is 50 times as fast as reading all variables
+        if encoded is None or encoded != self._compared:
+            self._compared = None if encoded is None else dict(encoded)
+            now, first = _settings(), self._at_first or {}
+            self._changed = sorted(name for name in {**now, **first} if now.get(name) != first.get(name))
+        return self._changed
 
 
 def imported() -> tuple[str, ...]:

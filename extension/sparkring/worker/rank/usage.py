@@ -1,7 +1,7 @@
 """Measures how much time, CPU time and memory an item uses on a rank, and how much it reads, for %%foreach --plan.
 
-At short intervals, a thread looks at the memory of the rank and of the processes that the item has started. The thread
-can miss short peaks of these processes, but not a peak of the rank itself, which the system records.
+At short intervals, a thread checks the memory of the rank and of the processes that the item has started. The thread
+can miss short peaks of these processes, but not a peak of the rank itself, because the system records it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparkring.worker.rank.items import ItemWork
 
 LOOK_EVERY_S = 0.02
-LOOKS_IN = 30  # looking takes at most about 1 / LOOKS_IN of the time
+LOOKS_IN = 30  # the checks take at most about 1 / LOOKS_IN of the time
 
 
 def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
@@ -72,7 +72,7 @@ class _Spent(NamedTuple):
 
 
 def _spent() -> _Spent:
-    """Return what this process, and its children that have exited, have used so far."""
+    """Return what this process and its exited children have used so far."""
     children = os.times()
     cpu_s = time.process_time() + children.children_user + children.children_system
     return _Spent(time.perf_counter(), cpu_s, process.read_bytes())
@@ -96,7 +96,8 @@ class _Imports:
         builtins.__import__ = self._import
 
     def __exit__(self, *_: object) -> None:
-        if builtins.__import__ == self._import:  # otherwise, the item has set its own function, which calls this one
+        # If the item has installed its own import function, leave it in place. It calls this one.
+        if builtins.__import__ == self._import:
             builtins.__import__ = self._real
 
     def _import(self, name: str, *arguments: Any, **keywords: Any) -> Any:
@@ -112,11 +113,12 @@ class _Imports:
 
 
 class _MemoryWatch:
-    """A context manager that watches the memory of this process, of its member and of its children.
+    """A context manager that watches the memory of this process, its children and its member.
 
-    Afterwards, `own_bytes`, `shared_bytes` and `gpu_bytes` are those of ItemMeasured, `imported_bytes` is the part of
-    `shared_bytes` that a spare process holds, and `spent` has the resources that the watching itself has used.
-    `held_bytes` is the size of the values in shared memory, which take memory even while they are not mapped.
+    The member is the process that started this one. After the block, `own_bytes`, `shared_bytes` and `gpu_bytes` have
+    the same meaning as in ItemMeasured. `imported_bytes` is the part of `shared_bytes` that a spare process holds.
+    `spent` holds the resources used by the monitoring itself. The argument `held_bytes` is the size of the values in
+    shared memory, which take memory even while they are not mapped.
     """
 
     def __init__(self, held_bytes: int) -> None:
@@ -125,7 +127,7 @@ class _MemoryWatch:
         self._held_bytes = held_bytes
         self._file_bytes = 0  # the most RAM that mapped files were seen to take
         self._mapped_bytes = 0  # the most RAM that own and shared memory together were seen to take
-        self._others = {os.getppid()}  # the processes of this item at the last look, except the rank
+        self._others = {os.getppid()}  # this item's processes, except the rank, when last checked
         self._gpus_before = _gpu_bytes()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sparkring-memory", daemon=True)
@@ -155,7 +157,7 @@ class _MemoryWatch:
         rank = process.memory(os.getpid())
         # A forked process shares its parent's memory until it writes to it: children share this process's memory, and
         # this process shares the member's. So only the private memory of the other processes is added. A process that
-        # did not exist at the last look is left out: until it runs its own program, it may use this process's memory
+        # did not exist at the last check is left out: until it runs its own program, it may use this process's memory
         # (vfork).
         member = os.getppid()
         there = {member, *process.family(member)} - {os.getpid()}

@@ -9,7 +9,7 @@ const HELD_S = 0.5; // an unfinished traceback is held back for at most this tim
 const TRACEBACK = "Traceback (most recent call last)";
 const CHAINED = /^(During handling of the above exception, another|The above exception was the direct cause of the)/;
 const RANKS_OWN = /(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b/gi;
-// A line of stderr that matches this begins an error without a traceback.
+// A line of stderr that matches this starts an error message without a traceback.
 const ERROR = /^\s*[\w.]*(?:Error|Exception)\b|\b(?:ERROR|FATAL|CRITICAL|SIGSEGV|SIGABRT)\b|^\s*(?:Fatal|terminate called)\b|Segmentation fault/;
 const BEGINS_ERROR = 1, CONTINUES = 2; // the values for these lines in the column `part` of a chunk; other lines have 0
 
@@ -217,7 +217,7 @@ export class Filter {
 
   restart() {
     this.found = [];
-    this.errors = []; // the lines in `found` that begin an error
+    this.errors = []; // the lines in `found` that start an error message
     this.skipped = 0; // the number of entries at the beginning of `found` whose lines have been dropped
     this.next = this.lines.first;
     this.noisy = 0;
@@ -231,7 +231,7 @@ export class Filter {
   // Return the index of a line; if the line is not shown, return the index of the next line.
   find(line) { return lowerBound(this.found, line) - this.skipped; }
 
-  // Look at more lines for at most SLICE_MS. Return how many of the shown lines have been dropped since the last call.
+  // Look at more lines for at most SLICE_MS. Return how many of the lines shown have been dropped since the last call.
   work() {
     const { lines } = this;
     const until = performance.now() + SLICE_MS;

@@ -33,7 +33,7 @@ function choose(name, on) {
   } catch { /* as above */ }
 }
 
-// The lines of a run in a box of fixed height. Only the visible lines are elements of the page. `look` has the settings.
+// The lines of a run in a box of fixed height. Only the visible lines are elements of the page. `look` holds the settings.
 // By default, each line is in one row, without its time.
 export class LogView {
   constructor(panel, look = {}) {
@@ -72,28 +72,27 @@ export class LogView {
       this.panel.chooseRanks(new Set());
       this.box.focus(); // the chip has been hidden; without this line, the page would get the focus
     }, { hidden: true });
-    this.errorButton = button("sr-tool", "first error", "jump to the next traceback, or to the next line of stderr that begins an error",
-      () => this.jumpToError(), { hidden: true });
+    this.errorButton = button("sr-tool", "", "", () => this.jumpToError(), { hidden: true }); // tell() sets the text
     this.followButton = toggle("follow", "scroll to new lines", true, (on) => this.setFollow(on));
     this.foldButton = filter("fold identical", "show identical lines from several ranks only once", true, (on) => { this.fold = on; });
     this.noiseButton = filter("start-up", "show TensorFlow's start-up messages", false, (on) => { this.filter.noise = on; });
     this.noiseButton.hidden = true;
     this.lookButtons = {
       wrap: look("wrap", "wrap long lines"),
-      time: look("time", "show, before each line, the time since the run began"),
+      time: look("time", "show the time since the start of the run before each line"),
       columns: look("columns", `show the lines of up to ${MOST_COLUMNS} ranks side by side`),
     };
     const bar = make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Lines" },
       this.search, this.count, this.chip, this.errorButton, make("span", { class: "sr-spring" }),
       stream("o", "stdout"), stream("e", "stderr"), this.foldButton, this.noiseButton, ...Object.values(this.lookButtons),
-      this.followButton, button("sr-tool", "copy", "copy the shown lines", () => this.panel.copy(this.texts())),
-      button("sr-tool", "download", "save the shown lines to a file", () => this.download()));
+      this.followButton, button("sr-tool", "copy", "copy the lines shown", () => this.panel.copy(this.texts())),
+      button("sr-tool", "download", "save the lines shown to a file", () => this.download()));
     this.heads = make("div", { class: "sr-inrow sr-heads", hidden: true });
     this.spacer = make("div", { class: "sr-spacer" });
     this.box = make("div", { class: "sr-lines", tabindex: "0", role: "log", "aria-live": "off",
       "aria-label": "Output of the ranks" }, this.spacer);
     this.box.addEventListener("scroll", () => {
-      // Ignore scrolling by this script, and scrolling by the browser after a change of the height.
+      // Ignore scrolling by this script, and scrolling by the browser after the box's height changes.
       if (this.target || this.box.scrollTop === this.placed) return;
       this.placed = null;
       const atEnd = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - ROW / 2;
@@ -107,7 +106,7 @@ export class LogView {
       } else if (event.key === "Escape") this.clearSearch();
       else if (event.key === "End") this.setFollow(true);
     });
-    // A double click on a line that was found clears the search, and shows the line with the lines around it.
+    // Double-clicking a search result clears the search and shows that line in context.
     this.box.addEventListener("dblclick", (event) => {
       const found = event.target.closest("[data-line]");
       if (found && this.filter.query) this.clearSearch(Number(found.dataset.line));
@@ -163,7 +162,7 @@ export class LogView {
     return (this.pooled ? "item" : "rank") + (count === 1 ? "" : "s");
   }
 
-  // Show lines by the new filter, after the user has changed it.
+  // Show the lines that fit the filter, after the user has changed it.
   restart() {
     this.marked = -1;
     this.arrange();
@@ -378,7 +377,9 @@ export class LogView {
     this.box.toggleAttribute("data-empty", done && !length && !this.pendingRows.length);
     this.noiseButton.hidden = !noisy && !noise;
     this.errorButton.hidden = !errors.length;
-    put(this.errorButton, this.marked < 0 ? "first error" : "next error");
+    const which = this.marked < 0 ? "first" : "next";
+    put(this.errorButton, `${which} error`);
+    this.errorButton.title = `jump to the ${which} traceback, or to the ${which} stderr line that starts an error message`;
     const many = length.toLocaleString("en");
     const said = query ? `${many} ${length === 1 ? "match" : "matches"}${done ? "" : " …"}`
       : this.lines.first ? `${many} lines; earlier lines are in the log files` : "";

@@ -9,14 +9,14 @@ const HEIGHT = 170, AXES_HEIGHT = 210; // px
 const BLUE = "#2f80d0", GREY = "#8a8a8a", GREEN = "#23935a", AMBER = "#b97a10"; // as in markup.py
 const LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 30; // px around a chart, for its labels
 const ENDS = 46; // px beside the first and the last of the parallel axes
-const NEAR = 12; // px: the largest distance of the pointer from a line or an axis that it points at
+const NEAR = 12; // px: the pointer points at a line or an axis if it is at most this far away
 
 export class SearchView {
   constructor(panel) {
     this.panel = panel;
     this.brushes = new Map(); // the lower and the upper end of the range that is chosen on an axis, by the number of the axis
     this.hovered = null; // the number of the trial under the pointer, or selected with the keyboard
-    this.pointed = null; // the drawing that shows this trial, and a point in this drawing; null stands for the trial's last point
+    this.pointed = null; // the drawing under the pointer, and a point in it (or null for the trial's last point); null without a trial
     this.log = false;
     this.logButton = toggle("log scale", "use a logarithmic scale for the metric", false, (on) => {
       this.log = on;

@@ -113,8 +113,8 @@ function part(column, from, to) {
   return from === 0 && to >= column.length ? column : column.map((value, at) => (at < from || at > to ? null : value));
 }
 
-// Return what uPlot needs to draw a chart that is laid(). `data` has the columns; the first column is `x`. `series` has the
-// looks of each column. `bands` has the areas between the lowest and the highest values. The means are the last columns, so
+// Return what uPlot needs to draw a chart that is laid(). `data` holds the columns; the first column is `x`. `series` holds the
+// looks of each column. `bands` holds the areas between the lowest and the highest values. The means are the last columns, so
 // that they are drawn on top. Values that only the faster ranks have reported are faint. If ranks are `chosen`, the other
 // ranks are faint, too.
 export function plotted({ x, curves }, { smoothing = 0, chosen = new Set() } = {}) {
