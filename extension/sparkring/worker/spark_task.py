@@ -29,17 +29,19 @@ def task_for(
     size: int,
     schema: bytes | None,
     rows_end: bytes,
+    fork: Callable[[bytes, str, dict[str, Any]], Any] | None,
 ) -> Callable[[Iterable[Any]], Iterator[int]]:
     """Return the function that each Spark task calls.
 
     `size` is the number of tasks of the barrier stage; 0 if the task belongs to an ordinary stage. Without `schema`,
     the function is for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), the
     function is for mapInArrow: it sends the partition's batches and then `rows_end` to the rank, and yields nothing.
+    `fork` is forked() of spark_spare.py, without its first argument; if it is None, each member is a new process.
     The rank gets the GPUs that Spark has assigned to the task or, if `gpus` is a number, only the first `gpus` of them.
     """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
-        from pyspark import BarrierTaskContext, TaskContext
+        from pyspark import BarrierTaskContext, SparkFiles, TaskContext
 
         context = BarrierTaskContext.get() if size else TaskContext.get()
         tasks = len(context.getTaskInfos()) if size else 0
@@ -50,28 +52,32 @@ def task_for(
             )
         folder = tempfile.mkdtemp(prefix="sparkring-")
         path = os.path.join(folder, "sparkring.zip")
-        with open(path, "wb") as file:
-            file.write(archive)
         found = {**ticket, **_of_task(context, path, gpus), "cleanup": folder}
+        member: Any = None if fork is None else fork(archive, SparkFiles.getRootDirectory(), found)
+        is_new = member is None
+        if is_new:
+            with open(path, "wb") as file:
+                file.write(archive)
         pipe, passed = None, []
         if schema is not None:
             found["rows"], written = os.pipe()
             pipe, passed = os.fdopen(written, "wb"), [found["rows"]]
-        member = subprocess.Popen(
-            [sys.executable, "-c", boot],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, **environment},
-            start_new_session=True,
-            pass_fds=passed,
-        )
-        assert member.stdin is not None
+        if is_new:
+            member = subprocess.Popen(
+                [sys.executable, "-c", boot],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                pass_fds=passed,
+            )
         try:
             for descriptor in passed:
                 os.close(descriptor)
-            with contextlib.suppress(BrokenPipeError):  # the member has exited at once; its exit code is reported below
-                member.stdin.write(json.dumps(found).encode() + b"\n")
-                member.stdin.flush()
+            if is_new:
+                with contextlib.suppress(BrokenPipeError):  # the member has exited at once; its code is reported below
+                    member.stdin.write(json.dumps(found).encode() + b"\n")
+                    member.stdin.flush()
             # The member's stdin stays open while the member runs. If Spark kills this process, stdin is closed, which
             # ends the member.
             if pipe is not None:
