@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -113,9 +114,9 @@ def test_a_killed_task(tasks, spares):
         for pid in spares():
             os.kill(pid, signal.SIGKILL)
         assert all(map(runs, members))
-        workers = [each for each in psutil.process_iter(["cmdline"]) if "pyspark.daemon" in str(each.info["cmdline"])]
-        (task,) = (each for each in workers if os.readlink(f"/proc/{members[0]}/fd/0") in _descriptors(each.pid))
-        task.kill()
+        stdin = os.readlink(f"/proc/{members[0]}/fd/0")
+        (task,) = (pid for pid in psutil.pids() if pid not in members and stdin in _descriptors(pid))
+        os.kill(task, signal.SIGKILL)
         until(lambda: not any(map(runs, members)), "no member is left")
         with pytest.raises(RunFailed):
             run.result()
@@ -124,7 +125,12 @@ def test_a_killed_task(tasks, spares):
 
 
 def _descriptors(pid: int) -> set[str]:
-    return {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    found = set()
+    with contextlib.suppress(OSError):  # the process has just exited, or belongs to another user
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
 
 
 def test_no_spare_process_for_other_folders(tasks, spares):

@@ -69,8 +69,7 @@ class ForkedMember:
 def forked(order: dict[str, Any], archive: bytes, root: str, ticket: dict[str, Any]) -> ForkedMember | None:
     """Return a member that has been forked for `ticket`; None if the task must start a new process.
 
-    `order` is made by launchers/executor_spares.py, and `root` is Spark's folder for the executor's files. The first
-    path in the ticket's `first` is not used, because the spare process has an archive of its own.
+    `order` is made by launchers/executor_spares.py, and `root` is Spark's folder for the executor's files.
     """
     try:
         return _forked(order, archive, os.path.join(os.path.abspath(root), f".sparkring-{order['key']}"), ticket)
@@ -88,9 +87,9 @@ def _forked(order: dict[str, Any], archive: bytes, folder: str, ticket: dict[str
     environment = _environment(order)
     if glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/kfd") or "OMP_NUM_THREADS" not in environment:
         return None
-    first = ticket["first"][1:]
+    first = ticket["first"]
     setting = _setting(order["modules"], environment, first, archive)
-    wanted = {"setting": setting, "ticket": {**ticket, "first": [], "cleanup": ""}, "task": os.getpid()}
+    wanted = {"setting": setting, "ticket": {**ticket, "first": []}, "task": os.getpid()}
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     found = os.lstat(folder)

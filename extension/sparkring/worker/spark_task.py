@@ -50,14 +50,15 @@ def task_for(
                 f"sparkring: the DataFrame has {tasks} partitions, not {size}, because Spark adapted its plan to the "
                 f"data: use .repartition({size})."
             )
-        folder = tempfile.mkdtemp(prefix="sparkring-")
-        path = os.path.join(folder, "sparkring.zip")
-        found = {**ticket, **_of_task(context, path, gpus), "cleanup": folder}
+        found = {**ticket, **_of_task(context, gpus)}
         member: Any = None if fork is None else fork(archive, SparkFiles.getRootDirectory(), found)
         is_new = member is None
         if is_new:
+            found["cleanup"] = tempfile.mkdtemp(prefix="sparkring-")
+            path = os.path.join(found["cleanup"], "sparkring.zip")
             with open(path, "wb") as file:
                 file.write(archive)
+            found["first"] = [path, *found["first"]]
         pipe, passed = None, []
         if schema is not None:
             found["rows"], written = os.pipe()
@@ -98,12 +99,13 @@ def task_for(
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()  # not before the member exits: the rank would take it for the end of the rows
-            shutil.rmtree(folder, ignore_errors=True)  # the member does this, unless it was killed
+            if is_new:
+                shutil.rmtree(found["cleanup"], ignore_errors=True)  # the member does this, unless it was killed
 
     return run_member
 
 
-def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
+def _of_task(context: Any, gpus: int | None) -> dict[str, Any]:
     """Return the fields of the Ticket that are different for each task."""
     from pyspark import SparkFiles
 
@@ -118,7 +120,7 @@ def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
     }
     return {
         "member": context.partitionId(),
-        "first": [archive, *(entry for entry in sys.path if entry.startswith(root))],
+        "first": [entry for entry in sys.path if entry.startswith(root)],
         "gpus": held.addresses[:gpus] if held else [],
         "context": pickle.dumps((vars(context), shared)).hex(),
     }
