@@ -66,7 +66,7 @@ def test_forked_ranks_are_like_new_processes(tasks, spares, monkeypatch):
 
 
 def test_the_ends_of_forked_ranks(tasks, spares):
-    """Signals are reported as for new processes. The end of a spare process harms no rank, and the next task has one."""
+    """Signals are reported as for new processes. The end of a spare process harms no rank."""
     with pytest.raises(RunFailed) as caught:
         tasks.run(f"import pandas, signal\n{AHEAD}signal.raise_signal(signal.SIGSEGV) if rank else preloads.ahead", 2)
     assert (caught.value.record.failed_rank, caught.value.record.failure.signal) == (1, "SIGSEGV")
@@ -82,9 +82,10 @@ def test_other_settings_and_code(tasks, spares, tmp_path, monkeypatch):
     """A launch with another environment gets another spare process. Code that may change it gets new processes."""
     assert tasks.run(PANDAS, 2).values == [FORKED] * 2
     before = spares()
-    assert tasks.run(f"{PANDAS}, vars(__import__('os'))['getenv']('HUE')", 2, env=(("HUE", "red"),)).values == [
-        (FORKED, "red")
-    ] * 2
+    assert (
+        tasks.run(f"{PANDAS}, vars(__import__('os'))['getenv']('HUE')", 2, env=(("HUE", "red"),)).values
+        == [(FORKED, "red")] * 2
+    )
     until(lambda: not before & spares(), "the first spare process has ended")
     assert len(spares()) == 1
     assert tasks.run(f"import os\nos.environ['HUE'] = '1'\n{PANDAS}", 1).value == NEW

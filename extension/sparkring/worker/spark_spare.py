@@ -112,11 +112,10 @@ def _forked(order: dict[str, Any], archive: bytes, folder: str, ticket: dict[str
 
 def _environment(order: dict[str, Any]) -> dict[str, str]:
     """Return the environment in which ranks import the modules; see rank.prepare()."""
-    found = dict(os.environ)
+    found: dict[str, str | None] = dict(os.environ)
     for changes in order["environments"]:
-        found.update(changes)
-        found = {name: value for name, value in found.items() if value is not None}
-    return found
+        found |= changes
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _setting(modules: list[str], environment: dict[str, str], first: list[str], archive: bytes) -> str:

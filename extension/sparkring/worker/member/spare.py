@@ -183,6 +183,7 @@ def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
 
 
 def report_end(fd: int, forked: Forked) -> None:
+    """Write the exit code of a forked process that has exited to its pipe. `fd` is its pidfd."""
     _, status = os.waitpid(forked.pid, 0)
     with contextlib.suppress(OSError):  # the driver no longer reads from the pipe
         os.write(forked.status, str(os.waitstatus_to_exitcode(status)).encode())
