@@ -249,6 +249,40 @@ def test_watch_yields_each_file_once(two: WarmRing, tmp_path: Path) -> None:
         sparkring.watch("in/*/a.parquet")
 
 
+@pytest.mark.any_launcher
+def test_a_state_for_each_key(two: WarmRing, tmp_path: Path) -> None:
+    """Each key has its own variables on one rank, which begin with those of the gang, and survive a kill."""
+    items = [{"k": [f"{(row * row + number) % 7}" for row in range(20)], "v": np.arange(20.0)} for number in range(6)]
+    wanted: dict[str, list[float]] = {}
+    for item in items:
+        for key, value in zip(item["k"], item["v"], strict=True):
+            wanted.setdefault(key, []).append(float(value))
+    two.cell("w = np.zeros(1); ids = []; sums = {}")
+    cell = "w = w + batch['v'].sum(); ids = ids + [batch_id]; sums[key] = (float(w[0]), ids)"
+    options = {"by": ("k",), "state": ("w", "ids"), "checkpoint_dir": str(tmp_path), "save_every": 2}
+
+    def slow() -> Iterator[Any]:
+        for item in items:
+            yield item
+            time.sleep(0.1)
+
+    run = stream(two, slow(), cell, **options)
+    kill_after(run, two, (3,))
+    run.result()
+    two.cell("sums = {}")
+    stream(two, [*items, items[0]], cell, **options).result()  # batch 6 has all keys of batch 0
+    found = two.values("sums")
+    assert not found[0].keys() & found[1].keys()
+    again = {key for item in items[:1] for key in item["k"]}
+    assert {**found[0], **found[1]}.keys() == again
+    for key, (total, ids) in {**found[0], **found[1]}.items():
+        more = sum(v for k, v in zip(items[0]["k"], items[0]["v"], strict=True) if k == key)
+        assert total == sum(wanted[key]) + more
+        assert ids == [number for number, item in enumerate(items) if key in item["k"]] + [6]
+    with pytest.raises(DataError, match="--by z: batch 0 of items has no such column, only k, v"):
+        stream(two, items, cell, by=("z",)).result()
+
+
 # ── From Spark ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

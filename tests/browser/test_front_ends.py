@@ -7,6 +7,7 @@ sends for the records of records.py.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,10 @@ MODEL = """async ([script, traits]) => {
 }"""
 
 
-def messages(name: str) -> list[dict[str, Any]]:
-    """Return all messages about a record, as they arrive in the page."""
+def messages(name: str, now: float | None = None) -> list[dict[str, Any]]:
+    """Return all messages about a record, as they arrive in the page. They are sent at the time `now`, or right now."""
     record: RunRecord = RECORDS[name]
-    found: list[dict[str, Any]] = json.loads(json.dumps(whole(record, NOW)))
+    found: list[dict[str, Any]] = json.loads(json.dumps(whole(record, time.time() if now is None else now)))
     return found
 
 
@@ -129,9 +130,10 @@ def test_each_frame_shows_only_its_own_run(page: Page) -> None:
     expect(second.locator(".sr-panel")).to_have_count(0)
 
 
-def test_a_saved_notebook_shows_the_state_as_of_when_it_was_saved(page: Page) -> None:
+@pytest.mark.parametrize("now", [NOW, None], ids=["saved long ago", "saved just now"])
+def test_a_saved_notebook_shows_the_state_as_of_when_it_was_saved(page: Page, now: float | None) -> None:
     """No kernel sends anything, so a run that was running is not shown as if it were running now."""
-    begin(page, "running", snapshot=messages("running"))
+    begin(page, "running", snapshot=messages("running", now))
     page.evaluate("window.view(document.querySelector('#cell'))")
     expect(page.locator(".sr-state")).to_have_text("ended with the kernel")
     expect(page.locator(".sr-head")).to_contain_text("as of")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import types
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
+
+import cloudpickle
 
 from sparkring.capture.names import global_names, names_read
 from sparkring.checkpointing import parts, tree
@@ -18,16 +21,23 @@ class StreamState:
     """Chooses, restores and saves the state. The driver makes it, and each rank has a copy.
 
     `names` are the names of the variables that the user has given; if there are none, begin() chooses them. `keep` and
-    `sharded` have the same meanings as in checkpoints(). The step of a checkpoint is the number of the last micro-batch
-    whose effect it has.
+    `sharded` have the same meanings as in checkpoints(). If `saves` is false, nothing is saved. The step of a
+    checkpoint is the number of the last micro-batch whose effect it has.
+
+    If there is a model for each key (--by), of_key() gives the variables the values for a key. Each key begins with
+    copies of the values that the variables have when the stream begins.
     """
 
-    def __init__(self, names: tuple[str, ...], keep: int | None, *, sharded: bool) -> None:
+    def __init__(self, names: tuple[str, ...], keep: int | None, *, sharded: bool, saves: bool, keyed: bool) -> None:
         self.names = names
         self._keep = keep
         self._sharded = sharded
+        self._saves = saves
+        self._keyed = keyed
         self._namespace: dict[str, Any] = {}
         self._store: Store | None = None
+        self._first = b""  # the values with which each key begins, pickled
+        self._of_keys: dict[Any, dict[str, Any]] = {}
 
     def begin(self, source: str, namespace: dict[str, Any], bound: Collection[str]) -> tuple[int | None, str]:
         """Choose the state of a cell, and restore the checkpoint that the run continues from, if there is one.
@@ -37,6 +47,10 @@ class StreamState:
         """
         self._namespace = namespace
         self.names = self.names or tuple(_state_of(source, namespace, bound))
+        if self._keyed:
+            self._first = cloudpickle.dumps(self._values())
+        if not self._saves:
+            return None, ""
         if not self.names:
             raise CheckpointError(
                 "the cell uses no model, optimizer or other value that a checkpoint could save: name the variables "
@@ -46,32 +60,57 @@ class StreamState:
         if not here().resume:
             self._check()
             return None, ""
+        if self._keyed:
+            saved = self._store.load(here().resume)
+            self._of_keys = {_as_key(key): cloudpickle.loads(self._first) for key in saved["keys"]}
         state = self._state("")
         step = self._store.restore(state)
-        namespace.update(state["state"])
+        if self._keyed:
+            self._of_keys = dict(zip(self._of_keys, state["state"].values(), strict=True))
+        else:
+            namespace.update(state["state"])
         return step, state["position"]
 
+    @contextlib.contextmanager
+    def of_key(self, key: Any) -> Iterator[None]:
+        """In this block, the variables have the values for `key`."""
+        # Unpickling is safe: this process has pickled the values itself.
+        self._namespace.update(self._of_keys.get(key) or cloudpickle.loads(self._first))
+        yield
+        self._of_keys[key] = self._values()
+
     def save(self, step: int, position: str) -> None:
-        """Save the state as the checkpoint of `step`. All ranks call this."""
-        assert self._store is not None
-        self._store.save(step, self._state(position))
+        """Save the state as the checkpoint of `step`, if there is a directory of checkpoints. All ranks call this."""
+        if self._store is not None:
+            self._store.save(step, self._state(position))
 
     def _state(self, position: str) -> dict[str, Any]:
+        if not self._keyed:
+            return {"state": self._values(), "position": position}
+        values = {str(number): each for number, each in enumerate(self._of_keys.values())}
+        return {"state": values, "keys": list(self._of_keys), "position": position}
+
+    def _values(self) -> dict[str, Any]:
         missing = [name for name in self.names if name not in self._namespace]
         if missing:
             raise CheckpointError(
                 f"the ranks have no variable `{missing[0]}`, which is part of the stream's state: run the cell that "
                 "defines it on the gang, or name the state with --state."
             )
-        return {"state": {name: self._namespace[name] for name in self.names}, "position": position}
+        return {name: self._namespace[name] for name in self.names}
 
     def _check(self) -> None:
         """Raise CheckpointError if the state cannot be saved, before the first batch changes it."""
-        for name, value in self._state("")["state"].items():
+        for name, value in self._values().items():
             try:
                 tree.flatten(parts.tree_of(value, name), name)
             except CheckpointError as error:
                 raise CheckpointError(f"{error} Name the variables to save, as in --state model,optimizer.") from None
+
+
+def _as_key(saved: Any) -> Any:
+    """Return a key as it was before it was saved: tuples are saved as lists."""
+    return tuple(saved) if isinstance(saved, list) else saved
 
 
 def _state_of(source: str, namespace: dict[str, Any], bound: Collection[str]) -> Iterator[str]:

@@ -103,7 +103,8 @@ class StreamOptions(SharedOptions):
     A micro-batch begins at most every `trigger_s` seconds; None means as soon as possible. The state is saved in
     `checkpoint_dir` after every `save_every` micro-batches, and the newest `keep` checkpoints are kept. `state` are the
     names of the variables that are saved; () means that the ranks choose them. With `sharded`, each rank saves its own
-    state. A micro-batch with more than `max_rows` rows is trained in several parts. With `arrow`, `batch` is an Arrow
+    state. A micro-batch with more than `max_rows` rows is trained in several parts. If `by` names columns, there is a
+    state for each key of these columns. With `arrow`, `batch` is an Arrow
     table. If ranks are lost `max_restarts` times in a row before another checkpoint is saved, the run gives up. Random
     numbers depend on `seed` and on the number of the micro-batch.
     """
@@ -115,6 +116,7 @@ class StreamOptions(SharedOptions):
     state: tuple[str, ...] = ()
     sharded: bool = False
     max_rows: int | None = None
+    by: tuple[str, ...] = ()
     arrow: bool = False
     max_restarts: int = 0
     resume: bool = False

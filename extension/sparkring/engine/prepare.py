@@ -219,7 +219,7 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     modules = modules_of((function, *args, *kwargs.values()))
     size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)
     return _Packed(
-        Request(run, spec.framework, modules, timeline=spec.options.timeline),
+        Request(run, spec.framework, modules, timeline=spec.options.timeline, imports=call.imports),
         captured_call(function, kwargs, packed, args),
         {title: size_bytes} if size_bytes > LARGE_BYTES else {},
         [("", value) for value in (*args, *kwargs.values())],

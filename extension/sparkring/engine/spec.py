@@ -30,11 +30,15 @@ class Cell(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of a function with these arguments."""
+    """A call of a function with these arguments.
+
+    `imports` are modules that the function imports before it runs any code of the user.
+    """
 
     function: Callable[..., Any]
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = {}
+    imports: tuple[str, ...] = ()
 
 
 class RunSpec(NamedTuple):

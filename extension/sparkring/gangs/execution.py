@@ -21,6 +21,7 @@ class Request(NamedTuple):
     """What the ranks should run, and with which framework. The gang adds to `run` what differs from rank to rank.
 
     `sent` contains the names whose values are sent, and `modules` the packages that ranks import to rebuild values.
+    `imports` are modules that a function of sparkring imports before it runs any code of the user.
     `timeline` says whether the framework should record a timeline. `restarts` is how often this run has been restarted
     so far, and `max_restarts` is the limit. If the request is for an item, `work` is what the ranks run; a gang sends
     `work` only once, before the first item. `parts` are the parts of `run` for each rank, if they differ.
@@ -35,6 +36,7 @@ class Request(NamedTuple):
     max_restarts: int = 0
     work: Work | None = None
     parts: Mapping[int, Buffers] = {}
+    imports: tuple[str, ...] = ()
 
     def code(self) -> Code:
         """Return the code that the ranks will run, without large buffers."""
@@ -44,7 +46,8 @@ class Request(NamedTuple):
         texts += [bytes(order.parts[0]) for order in orders if order.parts]
         environment = {name: value for order in orders for name, value in order.environment.items()}
         imports = [name for order in orders for name in first_imports(order.source)]
-        return Code(texts, environment, [*sorted(self.modules), *imports])
+        notebook = {name: value for order in orders for name, value in order.notebook.environment.items()}
+        return Code(texts, environment, [*sorted(self.modules), *self.imports, *imports], notebook)
 
     def going_on(self, here: Here) -> Request:
         """Return the same request, for ranks that save their checkpoints and continue as `here` says."""

@@ -65,7 +65,7 @@ class FileRows:
         self._local = threading.local()
 
     def read(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that the integers in the only column stand for."""
+        """Return the rows whose numbers are in the only column of `rows`."""
         numbers = rows.column(0).to_numpy()
         files, at = numbers >> _ROW_BITS, numbers & ((1 << _ROW_BITS) - 1)
         cuts = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(numbers)]

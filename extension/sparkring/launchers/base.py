@@ -38,13 +38,15 @@ class LaunchRequest(NamedTuple):
 class Code(NamedTuple):
     """What ranks will run: sources, and pickled functions and values.
 
-    The variables in `environment` will be set on the ranks before the ranks run this code. `imports` are modules that
-    the ranks will import before they run any other code of the user.
+    The variables in `environment` will be set on the ranks before the ranks run this code. Before these, ranks on other
+    machines set the variables in `notebook`, which the notebook has changed; None stands for a deleted variable.
+    `imports` are modules that the ranks will import before they run any other code of the user.
     """
 
     texts: Sequence[bytes]
     environment: Mapping[str, str]
     imports: Sequence[str] = ()
+    notebook: Mapping[str, str | None] = {}
 
 
 class Launcher(ABC):

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,16 +79,27 @@ class Wanted(NamedTuple):
         return self.setting == other.setting and set(self.modules) >= set(other.modules)
 
     def fits(self, code: Code) -> bool:
-        """Return whether ranks may import the modules before they run the code.
+        """Return whether ranks may import the modules before they run the code."""
+        return _may_import_first(self.modules, code)
 
-        The answer is no if the code could change the environment before it imports a module. It is also no if the code
-        names a framework that is not among the modules, because this framework would then share a process with
-        frameworks that the code might never use. But code that imports all of the modules itself may name others, too.
-        """
-        known, uses = _packages(self.modules), _packages(code.imports)
-        others = set() if known <= uses else _packages(FRAMEWORKS) - known
-        signs = [*_CHANGES_ENVIRONMENT, *(re.compile(name.encode()) for name in others)]
-        return not any(sign.search(text) for text in code.texts for sign in signs)
+
+def wanted_by(code: Code) -> tuple[str, ...]:
+    """Return the frameworks that ranks will import first, if they may import them before they run the code."""
+    modules = tuple(dict.fromkeys(name for name in code.imports if name in FRAMEWORKS))
+    return modules if _may_import_first(modules, code) else ()
+
+
+def _may_import_first(modules: Sequence[str], code: Code) -> bool:
+    """Return whether ranks may import the modules before they run the code.
+
+    The answer is no if the code could change the environment before it imports a module. It is also no if the code
+    names a framework that is not among the modules, because this framework would then share a process with frameworks
+    that the code might never use. But code that imports all of the modules itself may name others, too.
+    """
+    known, uses = _packages(modules), _packages(code.imports)
+    others = set() if known <= uses else _packages(FRAMEWORKS) - known
+    signs = [*_CHANGES_ENVIRONMENT, *(re.compile(name.encode()) for name in others)]
+    return not any(sign.search(text) for text in code.texts for sign in signs)
 
 
 def _packages(modules: Iterable[str]) -> set[str]:
@@ -269,14 +280,11 @@ class Spares:
                 self._dismiss()
             if self.spare is not None and self.spare.wanted.fits(code):
                 return self.spare
-            modules = tuple(dict.fromkeys(name for name in code.imports if name in FRAMEWORKS))
+            modules = wanted_by(code)
             if setting is None or not modules or self._changes or self._launches > 1:
                 return None
-            wanted = Wanted(setting, modules)
-            if not wanted.fits(code):
-                return None
             self._dismiss()
-            self._open(wanted, is_awaited=True)
+            self._open(Wanted(setting, modules), is_awaited=True)
             return self.spare
 
     def end(self) -> None:

@@ -9,6 +9,7 @@ Such a task waits for a free slot like any other task, so dynamic allocation and
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 import socket
@@ -33,6 +34,7 @@ from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
 from sparkring.launchers.archive import archive
 from sparkring.launchers.base import Launcher, LaunchRequest
+from sparkring.launchers.executor_spares import spares as executor_spares
 from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
 from sparkring.worker.member import gpus
 
@@ -44,6 +46,7 @@ _Answer = TypeVar("_Answer")
 
 COUNT_EVERY_S = 1.0
 CANCEL_S, CANCEL_AGAIN_S = 10.0, 0.2  # for how long, and how often, stop() cancels the stage
+SLOW_IMPORT_S = 5.0  # slow_after_s if a process on each executor imports frameworks for the ranks
 PORT_SETTING = "spark.sparkring.driver.port"
 
 
@@ -78,6 +81,8 @@ class SparkLauncher(Launcher):
         # out which Python the executors really run.
         self._python = str(self._context.pythonExec)
         self._ended = False
+        self._spare: dict[str, Any] | None = None  # how tasks have members forked; None if they start new processes
+        self._changes = False  # whether the ranks' code has changed an environment that imports depend on
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
         self._warned_of: set[int] = set()
@@ -102,7 +107,15 @@ class SparkLauncher(Launcher):
         with_nvml = gpus_per(self._context, "task") > 0
         make: Callable[..., Callable[..., Any]] = by_value("sparkring.worker", "spark_task.py")["task_for"]
         ring = size if self._barrier else 0
-        task = make(archive(with_nvml), BOOT, ticket._asdict(), self._environment, self._gpus, ring, schema, ROWS_END)
+        fork: Callable[..., Any] | None = None
+        if ring and schema is None and not with_nvml:
+            self._spare = executor_spares.order(self.code, self._environment)
+        if self._spare is not None:
+            fork = functools.partial(by_value("sparkring.worker", "spark_spare.py")["forked"], self._spare)
+            self.slow_after_s = SLOW_IMPORT_S
+        task = make(
+            archive(with_nvml), BOOT, ticket._asdict(), self._environment, self._gpus, ring, schema, ROWS_END, fork
+        )
         self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
         self._thread.start()
 
@@ -165,6 +178,9 @@ class SparkLauncher(Launcher):
             return None
         return SlotsError(f"Spark has {total} task slots left for {self._size} ranks: an executor was lost.")
 
+    def note_imports(self, modules: Sequence[str] | None) -> None:
+        self._changes |= modules is None
+
     def note_gpus(self, addresses: Sequence[str]) -> None:
         if addresses:
             gpus_in_use.hold(self, gpus.find(",".join(addresses)))
@@ -176,6 +192,9 @@ class SparkLauncher(Launcher):
         if not found.total:
             return "Spark has no executors"
         if not found.busy:
+            if self._spare is not None and self._spare["modules"]:
+                modules = " and ".join(self._spare["modules"])
+                return f"Spark is starting the tasks, and one process on each executor imports {modules} for all ranks"
             first = f"computes what `{self._data.name}` depends on, and then starts" if self._data else "is starting"
             return f"Spark {first} the tasks"
         held = "; ".join(found.holders)
@@ -205,6 +224,8 @@ class SparkLauncher(Launcher):
 
     def stop(self, grace_s: float, *, joined: bool) -> None:
         running.discard(self._stage)
+        if self.code is not None:
+            executor_spares.note_changes(self._changes)
         gpus_in_use.release(self)
         if self._thread is None:
             return

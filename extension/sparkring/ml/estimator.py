@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 
 class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # type: ignore[misc]
-    """The base class of both estimators. Each defines the function that its ranks call, and the class of its models."""
+    """The base class of both estimators. Each defines what its ranks import and call, and the class of its models."""
 
     framework: str
+    imports: tuple[str, ...]
     train: Callable[..., Trained | None]
     result: type[Fitted]
 
@@ -116,7 +117,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
                 "data": rows.train,
                 "validation": rows.validation,
             }
-            call = Call(type(self).train, (), values)
+            call = Call(type(self).train, (), values, self.imports)
             title = f"{type(self).__name__}.fit"
             found: Trained = run_spec(RunSpec(call, options, self.framework, title, code, gang)).value
         return found
@@ -167,6 +168,7 @@ class KerasEstimator(_RingEstimator):
     """
 
     framework = "horovod"
+    imports = ("tensorflow", "horovod.tensorflow.keras")
     train = staticmethod(keras.train)
     result = KerasModel
 
@@ -190,6 +192,7 @@ class TorchEstimator(_RingEstimator):
     """
 
     framework = "torch"
+    imports = ("torch",)
     train = staticmethod(torch.train)
     result = TorchModel
 

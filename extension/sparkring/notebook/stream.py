@@ -45,6 +45,10 @@ last checkpoint is restored, and the stream continues. After a killed kernel, ru
 then counts exactly once. The state consists of the models, optimizers and similar objects that the cell uses, and of
 the variables that it changes by an assignment. To choose other variables, use --state.
 
+With --by store, there is a small model for each store: the cell runs once for each store in the micro-batch, with
+`key` and the rows of this store. Each key begins with a copy of the variables that earlier cells have defined, and its
+variables keep their values until the next micro-batch. The keys are divided among the ranks.
+
 Options:
 {options}
 """
@@ -87,6 +91,13 @@ TABLE = OptionsTable(
         type=positive_count,
         metavar="N",
         help="train on a micro-batch with more than N rows in several parts: the cell runs for each part",
+    ),
+    Option(
+        "--by",
+        type=variables,
+        metavar="COLUMN,…",
+        action="append",
+        help="keep a state for each key of this column, and run the cell for each key, on the rank to which it belongs",
     ),
     Option("--arrow", action="store_true", help="make `batch` an Arrow table"),
     Option(
@@ -153,6 +164,7 @@ def parse(
         "np": default_np if given["np"] is None else given["np"],
         "push": flattened(given["push"]),
         "state": flattened(given["state"]),
+        "by": flattened(given["by"]),
         "env": tuple(given["env"] or ()),
         "max_restarts": restarts(given["max_restarts"], given["checkpoint_dir"]),
     }

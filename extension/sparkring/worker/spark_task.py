@@ -29,17 +29,19 @@ def task_for(
     size: int,
     schema: bytes | None,
     rows_end: bytes,
+    fork: Callable[[bytes, str, dict[str, Any]], Any] | None,
 ) -> Callable[[Iterable[Any]], Iterator[int]]:
     """Return the function that each Spark task calls.
 
     `size` is the number of tasks of the barrier stage; 0 if the task belongs to an ordinary stage. Without `schema`,
     the function is for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), the
     function is for mapInArrow: it sends the partition's batches and then `rows_end` to the rank, and yields nothing.
+    `fork` is forked() of spark_spare.py, without its first argument; if it is None, each member is a new process.
     The rank gets the GPUs that Spark has assigned to the task or, if `gpus` is a number, only the first `gpus` of them.
     """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
-        from pyspark import BarrierTaskContext, TaskContext
+        from pyspark import BarrierTaskContext, SparkFiles, TaskContext
 
         context = BarrierTaskContext.get() if size else TaskContext.get()
         tasks = len(context.getTaskInfos()) if size else 0
@@ -48,30 +50,35 @@ def task_for(
                 f"sparkring: the DataFrame has {tasks} partitions, not {size}, because Spark adapted its plan to the "
                 f"data: use .repartition({size})."
             )
-        folder = tempfile.mkdtemp(prefix="sparkring-")
-        path = os.path.join(folder, "sparkring.zip")
-        with open(path, "wb") as file:
-            file.write(archive)
-        found = {**ticket, **_of_task(context, path, gpus), "cleanup": folder}
+        found = {**ticket, **_of_task(context, gpus)}
+        member: Any = None if fork is None else fork(archive, SparkFiles.getRootDirectory(), found)
+        is_new = member is None
+        if is_new:
+            found["cleanup"] = tempfile.mkdtemp(prefix="sparkring-")
+            path = os.path.join(found["cleanup"], "sparkring.zip")
+            with open(path, "wb") as file:
+                file.write(archive)
+            found["first"] = [path, *found["first"]]
         pipe, passed = None, []
         if schema is not None:
             found["rows"], written = os.pipe()
             pipe, passed = os.fdopen(written, "wb"), [found["rows"]]
-        member = subprocess.Popen(
-            [sys.executable, "-c", boot],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, **environment},
-            start_new_session=True,
-            pass_fds=passed,
-        )
-        assert member.stdin is not None
+        if is_new:
+            member = subprocess.Popen(
+                [sys.executable, "-c", boot],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                pass_fds=passed,
+            )
         try:
             for descriptor in passed:
                 os.close(descriptor)
-            with contextlib.suppress(BrokenPipeError):  # the member has exited at once; its exit code is reported below
-                member.stdin.write(json.dumps(found).encode() + b"\n")
-                member.stdin.flush()
+            if is_new:
+                with contextlib.suppress(BrokenPipeError):  # the member has exited at once; its code is reported below
+                    member.stdin.write(json.dumps(found).encode() + b"\n")
+                    member.stdin.flush()
             # The member's stdin stays open while the member runs. If Spark kills this process, stdin is closed, which
             # ends the member.
             if pipe is not None:
@@ -92,12 +99,13 @@ def task_for(
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()  # not before the member exits: the rank would take it for the end of the rows
-            shutil.rmtree(folder, ignore_errors=True)  # the member does this, unless it was killed
+            if is_new:
+                shutil.rmtree(found["cleanup"], ignore_errors=True)  # the member does this, unless it was killed
 
     return run_member
 
 
-def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
+def _of_task(context: Any, gpus: int | None) -> dict[str, Any]:
     """Return the fields of the Ticket that are different for each task."""
     from pyspark import SparkFiles
 
@@ -112,7 +120,7 @@ def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
     }
     return {
         "member": context.partitionId(),
-        "first": [archive, *(entry for entry in sys.path if entry.startswith(root))],
+        "first": [entry for entry in sys.path if entry.startswith(root)],
         "gpus": held.addresses[:gpus] if held else [],
         "context": pickle.dumps((vars(context), shared)).hex(),
     }

@@ -141,7 +141,7 @@ def _check_shards(plan: Plan) -> None:
         smaller = max(1, sum(source.sizes_bytes) // (2 * count))
         raise DataError(
             f"{source.name} has {counted(len(source.rows), 'row group')} in {counted(len(source.groups_in), 'file')}, "
-            f"too few for {count} ranks: Petastorm assigns whole row groups. Write it with smaller ones "
+            f"too few for {count} ranks: Petastorm assigns whole row groups. Write the data with smaller row groups "
             f"(make_spark_converter(df.repartition({2 * count}), …) or parquet_row_group_size_bytes={smaller}), or use "
             "sparkring.shards, which splits row groups."
         )

@@ -233,7 +233,7 @@ def _judge(gpu: Gpu, every: Sequence[Gpu]) -> Iterator[Finding]:
         named = ", ".join(f"{each.name} (process {each.pid})" for each in others[:3])
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         large = sum(each.used_bytes or 0 for each in others) >= OTHERS_BYTES
-        advice = "Use --gpus on other GPUs (CUDA_VISIBLE_DEVICES), or end these processes."
+        advice = "Set CUDA_VISIBLE_DEVICES to other GPUs, or end these processes."
         what = f"{_held(others)} {named}{more}"
         yield note(topic, what, advice) if large else ok(topic, what)
     if gpu.instances is not None:

@@ -109,8 +109,14 @@ class Ring:
             started = events.AttemptStarted(time.time(), self._attempt, record.size, last.name, last.step)
             self._recorder.add([started])
         options = self._options
-        state = None if self._directory is None else StreamState(options.state, options.keep, sharded=options.sharded)
-        answers = self._execute(_packed(Begin(state, options.arrow)), {}, 0)
+        state = StreamState(
+            options.state,
+            options.keep,
+            sharded=options.sharded or bool(options.by),  # each key belongs to one rank
+            saves=self._directory is not None,
+            keyed=bool(options.by),
+        )
+        answers = self._execute(_packed(Begin(state, options.arrow, options.by)), {}, 0)
         begun: Begun = answers[0]
         unlike = [rank for rank, each in answers.items() if each.state != begun.state]
         if unlike:
@@ -128,9 +134,9 @@ class Ring:
         """Train on a part of a micro-batch. Return the longest times of the ranks, and the time for sending, in s."""
         began = time.perf_counter()
         size, nulls = self._gang.gang.size, rows.with_nulls()
-        parts = {
-            rank: _packed(Train(batch_id, share_of(rows, size, rank), nulls, position, save)) for rank in range(size)
-        }
+        # With keys, a rank gets all rows, and takes those of its keys.
+        shares = [rows if self._options.by else share_of(rows, size, rank) for rank in range(size)]
+        parts = {rank: _packed(Train(batch_id, share, nulls, position, save)) for rank, share in enumerate(shares)}
         answers = self._execute((), parts, seed_of(seed_of(self._options.seed, batch_id), part)).values()
         took_s = time.perf_counter() - began
         longest = Trained(*(max(times) for times in zip(*answers, strict=True)))

@@ -243,6 +243,7 @@ class StreamRun:
         rows = batch.rows.count
         if rows:
             self._check_columns(batch)
+            self._check_keys(batch)
         save = bool(self._options.checkpoint_dir) and len(self._unsaved) + 1 >= self._options.save_every
         if not rows:
             self._ended(batch, "empty")
@@ -309,6 +310,12 @@ class StreamRun:
                     f"{kind}, {now}. Run the cell again to continue with the new columns."
                 )
         self._kinds = self._kinds or kinds
+
+    def _check_keys(self, batch: MicroBatch) -> None:
+        missing = [name for name in self._options.by if name not in batch.rows.kinds]
+        if missing:
+            called, there = self.prepared.source.described, ", ".join(batch.rows.kinds)
+            raise DataError(f"--by {missing[0]}: batch {batch.batch_id} of {called} has no such column, only {there}.")
 
     # ── lost ranks ────────────────────────────────────────────────────────────
 

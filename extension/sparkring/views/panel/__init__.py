@@ -28,7 +28,7 @@ from sparkring.history import describe
 from sparkring.history.record import RunRecord
 from sparkring.history.view import Controls
 from sparkring.views.front_end import FrontEnd, front_end
-from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
+from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView, bundle
 from sparkring.views.live import Feed, Message, whole
 
 PAUSE_S = 0.05  # the pause between two messages; a printed line must be visible in the page within 150 ms
@@ -106,6 +106,22 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
             self._controls.pop(record.run_id, None)
             del self._records[record.run_id]
             self._post({"run": record.run_id, "kind": "gone"})
+
+    def _get_embed_state(self, drop_defaults: bool = False) -> dict[str, Any]:
+        """Return what ipywidgets.embed writes into a page: the static view of the widget's run, if it has one.
+
+        A page that is exported in this way has no kernel, often cannot load the script of anywidget, and lacks the
+        traits that have their default values, such as the panel's script. The widgets below are part of ipywidgets.
+        """
+        with self._guard:
+            record = self._records.get(self.run)
+        layout = {"layout": self.get_state("layout")["layout"]}
+        shown: dict[str, Any] = {"model_name": "BoxModel", "state": layout}  # an empty box takes no room
+        if record is not None:
+            now = describe.last_known(record)
+            static = bundle(record._replace(run_id=""), now=now, final=record.outcome is not None)["text/html"]
+            shown = {"model_name": "HTMLModel", "state": {**layout, "value": static}}
+        return {"model_module": "@jupyter-widgets/controls", "model_module_version": "2.0.0", **shown}
 
     def announce(self) -> None:
         """Announce this widget's model to all pages again, and send them every run that is in progress.

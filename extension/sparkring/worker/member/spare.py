@@ -55,23 +55,33 @@ def main() -> None:
         channel = socket.socket(fileno=os.dup(0))
         driver = os.getppid()
         order = SpareOrder(**json.loads(channel.recv(1 << 16)))
-        stderr = os.dup(2)
-        with open(os.devnull, "r+b") as null:  # discard what the imports print
-            for fd in (0, 2):
-                os.dup2(null.fileno(), fd)
-        _import(order.modules, in_background=not order.is_awaited)
-        if not _may_fork():
+        if not prepare(order.modules, in_background=not order.is_awaited):
             os._exit(1)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(stderr, 2)
-        os.close(stderr)
         channel.send(SPARE_READY)
         found = _serve(channel, driver, order)
     except BaseException:  # a module cannot be imported, the driver has exited, or no process can be forked
         os._exit(1)
-    _become_member(found)
+    become_member(found)
     member.main(found.ticket, driver)
+
+
+def prepare(modules: Sequence[str], *, in_background: bool) -> bool:
+    """Import the modules, and return whether forks of this process are as good as new processes.
+
+    What the imports print is discarded. Raise an error if a module cannot be imported.
+    """
+    stderr = os.dup(2)
+    with open(os.devnull, "r+b") as null:
+        for fd in (0, 2):
+            os.dup2(null.fileno(), fd)
+    _import(modules, in_background=in_background)
+    if not _may_fork():
+        return False
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    return True
 
 
 def _import(modules: Sequence[str], *, in_background: bool) -> None:
@@ -143,7 +153,7 @@ def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
             events.register(fd, select.POLLIN)
         for fd, _ in events.poll(TICK_S * 1000):
             if fd in children:
-                _report_end(fd, children.pop(fd))
+                report_end(fd, children.pop(fd))
                 used = time.monotonic()
                 continue
             line, fds, _, _ = socket.recv_fds(channel, 1 << 16, 3, socket.MSG_CMSG_CLOEXEC)
@@ -172,7 +182,8 @@ def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
     os._exit(0)
 
 
-def _report_end(fd: int, forked: Forked) -> None:
+def report_end(fd: int, forked: Forked) -> None:
+    """Write the exit code of a forked process that has exited to its pipe. `fd` is its pidfd."""
     _, status = os.waitpid(forked.pid, 0)
     with contextlib.suppress(OSError):  # the driver no longer reads from the pipe
         os.write(forked.status, str(os.waitstatus_to_exitcode(status)).encode())
@@ -180,7 +191,7 @@ def _report_end(fd: int, forked: Forked) -> None:
     os.close(fd)
 
 
-def _become_member(start: Start) -> None:
+def become_member(start: Start) -> None:
     """In a forked process, take over stdin and the working folder, and seed the random numbers anew."""
     os.setsid()
     os.dup2(start.stdin, 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import packing
@@ -21,17 +22,19 @@ if TYPE_CHECKING:  # unpickling an order imports these modules, which need more 
     from sparkring.checkpointing.stream_state import StreamState
     from sparkring.data.micro_batches import Rows
 
-BOUND = ("batch", "batch_id")  # the names that a rank binds before the cell runs
+BOUND = ("batch", "batch_id", "key")  # the names that a rank binds before the cell runs
 
 
 class Begin(NamedTuple):
-    """Order to begin or continue the stream. `state` chooses, restores and saves the state; None without checkpoints.
+    """Order to begin or continue the stream. `state` chooses, restores and saves the state.
 
-    With `arrow`, `batch` is an Arrow table.
+    With `arrow`, `batch` is an Arrow table. If `by` names columns, the cell runs once for each key of these columns
+    that belongs to this rank.
     """
 
-    state: StreamState | None
-    arrow: bool
+    state: StreamState | None = None
+    arrow: bool = False
+    by: tuple[str, ...] = ()
 
 
 class Begun(NamedTuple):
@@ -81,7 +84,7 @@ class BatchWork:
         self._order = order
         self._namespace = namespace
         self._compiled: CompiledCell | None = None
-        self._begin = Begin(None, arrow=False)
+        self._begin = Begin()
 
     def whole(self, batch: messages.Run) -> messages.Run:
         """Return the request for a micro-batch, and fill in the fields that are the same for all batches."""
@@ -114,21 +117,55 @@ class BatchWork:
         self._order = self._order._replace(parts=())
         self._begin = order
         self._compiled = compile_cell(self._order.source, stacks.cell_name(self.cell))
-        if order.state is None:
-            return Begun()
+        assert order.state is not None
         restored, position = order.state.begin(self._order.source, self._namespace, BOUND)
         return Begun(order.state.names, restored, position)
 
     def _train(self, order: Train, seed: int) -> Trained:
         assert self._compiled is not None
+        assert self._begin.state is not None
         began = time.perf_counter()
-        rows, names = order.rows, self._namespace
-        names.update(batch=rows.table() if self._begin.arrow else rows.columns(order.nulls), batch_id=order.batch_id)
+        self._namespace["batch_id"] = order.batch_id
+        whole: Any = order.rows.table() if self._begin.arrow else order.rows.columns(order.nulls)
+        batches = _of_keys(whole, order.rows.columns(order.nulls), self._begin.by) if self._begin.by else {}
         read = time.perf_counter()
-        seeds.begin((seed + world.world().rank * RANKS_APART) % (1 << 32))
         with report.at_step(order.batch_id):
-            self._compiled.run(names)
+            if not self._begin.by:
+                self._namespace["batch"] = whole
+                seeds.begin((seed + world.world().rank * RANKS_APART) % (1 << 32))
+                self._compiled.run(self._namespace)
+            for key, batch in batches.items():
+                with self._begin.state.of_key(key):
+                    self._namespace.update(batch=batch, key=key)
+                    seeds.begin((seed + _digest(key)) % (1 << 32))
+                    self._compiled.run(self._namespace)
         trained = time.perf_counter()
-        if order.save and self._begin.state is not None:
+        if order.save:
             self._begin.state.save(order.batch_id, order.position)
         return Trained(read - began, trained - read, time.perf_counter() - trained)
+
+
+def _of_keys(batch: Any, columns: dict[str, Any], by: tuple[str, ...]) -> dict[Any, Any]:
+    """Return the part of a batch for each key that belongs to this rank, in the order of the keys' digests.
+
+    A key is a value of the column in `by`, or a tuple of values if there are several columns.
+    """
+    values = [columns[name].tolist() for name in by]
+    keys = values[0] if len(by) == 1 else list(zip(*values, strict=True))
+    here, size = world.world().rank, world.world().size
+    rows: dict[Any, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows.setdefault(key, []).append(row)
+    mine = sorted(
+        ((_digest(key), repr(key), key) for key in rows if _digest(key) % size == here), key=lambda each: each[:2]
+    )
+    return {key: _take(batch, rows[key]) for _, _, key in mine}
+
+
+def _digest(key: Any) -> int:
+    """Return a number that is the same for equal keys in every process."""
+    return zlib.crc32(repr(key).encode())
+
+
+def _take(batch: Any, rows: list[int]) -> Any:
+    return {name: array[rows] for name, array in batch.items()} if isinstance(batch, dict) else batch.take(rows)

@@ -14,6 +14,7 @@ import { duration } from "./words.js";
 const KEPT_CHARACTERS = 48e6; // the page keeps at most this many characters of all runs; dropped lines are in the log files
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
 const OLD_MS = 5000; // a kernel that is alive sends a message within this time
+const SAVED_S = 60; // messages that a widget has stored for longer than this are those of a saved notebook
 const SETTLE_MS = 500; // an unfinished traceback is shown after this time
 
 // Stores what the page knows about one run, and the panels that show the run.
@@ -145,9 +146,11 @@ export class Runs {
     const at = messages.find((message) => message.kind === "state")?.now;
     if (at == null) return;
     for (const message of messages) this.hear(message, at);
-    setTimeout(() => {
+    const cut = () => {
       for (const run of this.runs.values()) if (run.last === at) run.cut();
-    }, OLD_MS);
+    };
+    if (Date.now() / 1000 - at > SAVED_S) cut();
+    else setTimeout(cut, OLD_MS);
   }
 
   // Show the panel of a run in the element of a widget's view, as soon as the run is known.

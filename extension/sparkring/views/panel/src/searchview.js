@@ -16,7 +16,7 @@ export class SearchView {
     this.panel = panel;
     this.brushes = new Map(); // the lower and the upper end of the range that is chosen on an axis, by the number of the axis
     this.hovered = null; // the number of the trial under the pointer, or selected with the keyboard
-    this.pointed = null; // the drawing under the pointer, and a point in it (or null for the trial's last point); null without a trial
+    this.pointed = null; // [drawing under the pointer, point in it]; the point is null for the trial's last point. null if no trial is hovered
     this.log = false;
     this.logButton = toggle("log scale", "use a logarithmic scale for the metric", false, (on) => {
       this.log = on;
