@@ -156,10 +156,8 @@ def _of_keys(batch: Any, columns: dict[str, Any], by: tuple[str, ...]) -> dict[A
     rows: dict[Any, list[int]] = {}
     for row, key in enumerate(keys):
         rows.setdefault(key, []).append(row)
-    mine = sorted(
-        ((_digest(key), repr(key), key) for key in rows if _digest(key) % size == here), key=lambda each: each[:2]
-    )
-    return {key: _take(batch, rows[key]) for _, _, key in mine}
+    mine = sorted((key for key in rows if _digest(key) % size == here), key=lambda key: (_digest(key), repr(key)))
+    return {key: _take(batch, rows[key]) for key in mine}
 
 
 def _digest(key: Any) -> int:
