@@ -25,7 +25,7 @@ def release(holder: object) -> None:
 
 
 def least_used_first(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs, ordered by the number of their holders, fewest first. GPUs with equally many keep their order."""
+    """Return the GPUs, ordered by the number of their holders, fewest first. Ties keep their order."""
     with _lock:
         times = Counter(uuid for uuids in _in_use.values() for uuid in uuids)
     return sorted(gpus, key=lambda gpu: times[gpu.uuid])
