@@ -685,7 +685,7 @@ def test_an_interrupt_at_the_end_is_not_lost(local_gang, monkeypatch, request):
         with pytest.raises(KeyboardInterrupt, match="after the gang was started"):
             local_gang.start(2)
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_close", interrupted_before(runner._close))
+        patch.setattr(runner, "close", interrupted_before(runner.close))
         with pytest.raises(KeyboardInterrupt, match="after the run had finished"):
             local_gang.cell("rank * 2")
     assert api.last_result.values == [0, 2]

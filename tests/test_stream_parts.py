@@ -1,0 +1,125 @@
+"""Parts of streams that need no ranks: the magic's line, the order of a fair lock, shares, and cells to run again."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from waiting import until
+
+from sparkring.checkpointing.stream_state import _state_of
+from sparkring.data.micro_batches import ArrayRows, ArrowRows, Piece, Rows, StoredRows, as_ipc, parts_of, share_of
+from sparkring.engine.past_cells import CELL_BYTES, PastCells
+from sparkring.errors import OptionsError
+from sparkring.gangs.execution import Execution, Request
+from sparkring.notebook import stream
+from sparkring.runtime.fair_lock import FairLock
+from sparkring.wire.messages import Run
+
+
+def test_the_line_of_the_magic() -> None:
+    """Everything before the options is Python, even with a minus sign or a space in it."""
+    expression, options, dry_run = stream.parse(
+        " watch('in/*.parquet', every_s=-1 + 2) --trigger 0.5 --state model,w --state n --checkpoint-dir x", -2
+    )
+    assert expression.written == "watch('in/*.parquet', every_s=-1 + 2)"
+    assert (options.np, options.trigger_s, options.state, options.max_restarts) == (-2, 0.5, ("model", "w", "n"), 3)
+    assert not dry_run
+    assert stream.parse("df -n 4 --by store --dry-run", -2)[1:] == (stream.StreamOptions(np=4, by=("store",)), True)
+    for line, said in {
+        "": "begins with a streaming DataFrame or an iterable",
+        "a b": "begins with a streaming DataFrame",
+        "df --save-every 0": "save-every",
+        "df --fresh": "--fresh needs a --checkpoint-dir",
+        "df --checkpoint-dir x --fresh --resume": "choose one",
+    }.items():
+        with pytest.raises(OptionsError, match=said):
+            stream.parse(line, -2)
+    assert stream.complete(" df --save") == ["--save-every"]
+
+
+def test_a_fair_lock_is_given_in_the_order_of_asking() -> None:
+    """A thread that asks again at once comes after those that wait. A thread that gives up does not get the lock."""
+    lock, order = FairLock(), []
+    lock.acquire()
+
+    def ask(name: str) -> None:
+        with lock:
+            order.append(name)
+
+    threads = []
+    for name in "abc":
+        threads.append(threading.Thread(target=ask, args=(name,)))
+        threads[-1].start()
+        until(lambda: len(lock._waiting) == len(threads), "the thread waits")
+    assert not lock.acquire(lambda: True)
+    lock.release()
+    ask("last")
+    for thread in threads:
+        thread.join()
+    assert order == ["a", "b", "c", "last"]
+
+
+TABLE = pa.table({"x": list(range(10)), "y": [None, *range(9)]})
+PIECES = [Piece(as_ipc(TABLE.slice(first, rows)).to_pybytes(), rows) for first, rows in ((0, 1), (1, 5), (6, 4))]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ArrayRows({"x": np.arange(10), "y": np.array([np.nan, *range(9)])}),
+        ArrowRows(TABLE),
+        StoredRows(TABLE.schema.serialize().to_pybytes(), PIECES, frozenset({"y"})),
+    ],
+)
+def test_shares_are_even_and_complete(rows: Rows) -> None:
+    for size in (1, 3, 7, 10):
+        shares = [share_of(rows, size, rank).columns(rows.with_nulls()) for rank in range(size)]
+        lengths = [len(share["x"]) for share in shares]
+        assert max(lengths) - min(lengths) <= 1
+        assert np.concatenate([share["x"] for share in shares]).tolist() == list(range(10))
+        assert {share["y"].dtype for share in shares} == {np.dtype(float)}
+    assert [share_of(rows, 12, rank).table()["x"].to_pylist() for rank in (0, 9, 10, 11)] == [[0], [9], [0], [1]]
+    assert [part.count for part in parts_of(rows, 4)] == [3, 3, 4]
+    assert [part.count for part in parts_of(rows, None)] == [10]
+
+
+def test_the_cells_to_run_again() -> None:
+    """Cells that define what is needed are found, and what they need; cells with large values are only named."""
+    cells = PastCells()
+
+    def ran(source: str, sent: tuple[str, ...] = (), payload: bytes = b"x") -> None:
+        cells.add(Execution(Request(Run("cell", source, parts=(payload,)), "plain", sent=sent), (0,)))
+
+    ran("import torch")
+    ran("other = 1")
+    ran("def make():\n    return torch.nn.Linear(1, 1)")
+    ran("model = make()", ("lr",))
+    ran("print(model)")
+    ran("big = data * 2", ("data",), bytes(CELL_BYTES + 1))
+    found = cells.that_define({"model", "lr"})
+    assert [cell.source for cell in found] == [
+        "import torch",
+        "def make():\n    return torch.nn.Linear(1, 1)",
+        "model = make()",
+    ]
+    assert [(cell.title, cell.request) for cell in cells.that_define({"big"})] == [("big = data * 2", None)]
+
+
+class _Model:
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_the_choice_of_the_state() -> None:
+    """Objects with a state that the cell or its functions use, and variables that it reads and changes."""
+    namespace: dict[str, Any] = {"__name__": "__main__", "model": _Model(), "other": _Model(), "seen": 0, "lr": 0.1}
+    exec("def step():\n    global count\n    count += 1\n    return model", namespace)
+    namespace |= {"counts": {}, "count": 0, "fixed": np.zeros(3)}
+    cell = "step()\nseen += 1\ncounts['a'] = fixed.sum() * lr\nloss = 1\nbatch = batch"
+    assert list(_state_of(cell, namespace, ("batch",))) == ["count", "counts", "model", "seen"]
