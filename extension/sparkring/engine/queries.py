@@ -6,6 +6,9 @@ A DataFrame that predict() has returned may be used at any time, so one listener
 Waiting takes no processor time. A query begins with the first report of a model process. The query ends when Spark is
 no longer running any of its stages and, in addition, another query begins or the last model process disconnects. A
 model process disconnects when no task has been connected for a while.
+
+The model processes of a stream do not report its tasks. But if they take up new checkpoints, they stay connected until
+they exit, and the stream has a record of what they have loaded.
 """
 
 from __future__ import annotations
@@ -31,13 +34,16 @@ from sparkring.history.record import QUICK_S
 from sparkring.launchers.spark import driver_address, free_port
 from sparkring.runtime.kernel import tell
 from sparkring.wire.channel import ChannelClosed, Connection, Listener
-from sparkring.wire.messages import Failure, GpuUsed, ModelUsed, TaskScored
+from sparkring.wire.messages import CheckpointUsed, Failure, GpuUsed, ModelUsed, TaskScored
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 _MOST = 1_000  # how many model processes can be connected at once
 _LOOK_EVERY_S = 0.25
+# A stream may use a new checkpoint every few seconds for months. After the first changes, its record has only one
+# notice about a change per minute from each process.
+_CHANGES_NOTED, _CHANGE_NOTED_EVERY_S = 100, 60.0
 
 
 class _Column(NamedTuple):
@@ -94,6 +100,8 @@ class _Query:
         self._partitions: dict[tuple[int, int], _Partition] = {}
         self._scored: dict[tuple[str, int], TaskScored] = {}  # the last reports, including those about failed attempts
         self._loads: dict[str, float | None] = {}
+        self._checkpoints: dict[str, CheckpointUsed] = {}  # the last reports, by process
+        self._change_noted: dict[str, float] = {}  # when a change of the checkpoint was last noted, by process
         self._gpus: dict[tuple[str, str], GpuUsed] = {}  # the last reports, by process and address
         self._waiting: list[_Partition] = []  # partitions without a slot in the record
         started = events.RunStarted(
@@ -116,6 +124,8 @@ class _Query:
         self._last = time.time()
         process = _process(report)
         self._note_load(process, report, gpus)
+        if report.checkpoint is not None:
+            self._note_checkpoint(process, report, report.checkpoint)
         for address, gpu in gpus.items():
             if self._gpus.get((process, address)) != gpu:
                 self._gpus[process, address] = gpu
@@ -147,10 +157,25 @@ class _Query:
         if report.load_s is None:
             text = f"{report.host} is loading the model ({which})"
             self._events.append(events.Notice(self._last, text, "heard"))
-        elif process in self._loads:
+        elif process in self._loads and report.checkpoint is None:
             text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} ({which})"
             self._events.append(events.Notice(self._last, text))
         self._loads[process] = report.load_s
+
+    def _note_checkpoint(self, process: str, report: ModelUsed, now: CheckpointUsed) -> None:
+        before = self._checkpoints.get(process)
+        self._checkpoints[process] = now
+        if now.problem and (before is None or before.problem != now.problem):
+            text = f"{report.host} still predicts with step {now.step:,} (process {report.pid}): {now.problem}"
+            self._events.append(events.Notice(self._last, text))
+        if before is not None and before.earlier == now.earlier:
+            return
+        noted = self._change_noted.get(process, 0.0)
+        if now.earlier < _CHANGES_NOTED or self._last - noted > _CHANGE_NOTED_EVERY_S:
+            self._change_noted[process] = self._last
+            loaded = f"loaded in {describe.duration(now.load_s)}"
+            text = f"{report.host} now predicts with step {now.step:,}, {loaded} (process {report.pid})"
+            self._events.append(events.Notice(self._last, text))
 
     def _partition(self, task: TaskScored) -> _Partition:
         if task.stage not in self._first_item:
@@ -259,6 +284,10 @@ class _Query:
         for (process, _), task in self._scored.items():
             rows[process.rpartition(":")[0]] += task.rows
         nulls = sum(task.nulls for task in self._scored.values())
+        for process, used in self._checkpoints.items():
+            rows[process.rpartition(":")[0]] += used.rows
+            nulls += used.nulls
+        changes = max((used.earlier for used in self._checkpoints.values()), default=0)
         rates = ", ".join(f"{host} {count / seconds:,.0f}" for host, count in rows.items()) if len(rows) > 1 else ""
         loads = [load_s for load_s in self._loads.values() if load_s is not None]
         slowest = max(self._partitions.values(), key=lambda each: each.seconds, default=None)
@@ -267,6 +296,7 @@ class _Query:
             f"{rows.total() / seconds:,.0f} rows/s" + (f" ({rates})" if rates else ""),
             f"{nulls:,} without a prediction" if nulls else "",
             f"model loaded in {', '.join(map(describe.duration, loads))}" if loads else "",
+            f"{describe.counted(changes, 'newer checkpoint')} used" if changes else "",
             f"slowest: {slowest.name} ({describe.duration(slowest.seconds)})" if slowest else "",
         )
 
