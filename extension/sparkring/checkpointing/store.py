@@ -293,8 +293,8 @@ class Store:
 
         `which` is as in load().
         """
-        if which == "latest" or which == "best":
-            entry, told = self.choose(which, self.list()), "checkpoint"
+        if which in ("latest", "best"):
+            entry, told = self.choose("latest" if which == "latest" else "best", self.list()), "checkpoint"
         else:
             entry, told = self._named(which)
         if entry is None:

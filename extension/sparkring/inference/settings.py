@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -80,8 +80,7 @@ class Settings:
             raise OptionsError(f'on_error={self.on_error!r}: expected "raise" or "null".')
         if self.autocast is not None and self.autocast_name is None:
             raise OptionsError(f'autocast={self.autocast!r}: expected "bfloat16" or "float16".')
-        if self.version is not None and not (isinstance(self.version, str) and self.version):
-            raise OptionsError(f"version={self.version!r}: expected the name of a new column, as in version='step'.")
+        _check_name(self.version)
         if self.refresh_s is not None:
             self._check_refresh(self.refresh_s)
         if not self.groups:
@@ -89,7 +88,7 @@ class Settings:
                 "inputs names no columns: name the columns that the model uses, as in inputs=['pixels']."
             )
 
-    def _check_refresh(self, refresh_s: float) -> None:
+    def _check_refresh(self, refresh_s: Any) -> None:
         if isinstance(refresh_s, bool) or not isinstance(refresh_s, int | float) or not 0 < refresh_s < math.inf:
             raise OptionsError(
                 f"refresh_s={refresh_s!r}: expected a number of seconds greater than 0, as in refresh_s=5."
@@ -138,11 +137,12 @@ class Settings:
         if isinstance(model, Store):
             entry = model.find(self.which)
             found = f"predicting with the checkpoint of step {entry.step:,} in {model.directory} ({entry.name})"
-            if self.refresh_s is None or (self.which != "latest" and self.which != "best"):
+            if self.refresh_s is None:
                 tell(found)
                 return Saved(model, entry, self.make_model, self.key)
             tell(f"{found}, and with {'newer' if self.which == 'latest' else 'better'} ones as soon as they are found")
-            return Followed(model, entry, self.make_model, self.key, self.which, self.refresh_s)
+            which: Literal["latest", "best"] = "latest" if self.which == "latest" else "best"
+            return Followed(model, entry, self.make_model, self.key, which, self.refresh_s)
         for name in ("key", "version", "refresh_s"):
             if getattr(self, name) is not None:
                 raise OptionsError(
@@ -234,3 +234,8 @@ class Settings:
                 if output.name == self.version:
                     advice = f"the column of versions another name, as in version={again!r}"
                 raise OptionsError(f"{data} already has a column `{output.name}`: give {advice}{more}.")
+
+
+def _check_name(version: Any) -> None:
+    if version is not None and not (isinstance(version, str) and version):
+        raise OptionsError(f"version={version!r}: expected the name of a new column, as in version='step'.")
