@@ -117,7 +117,10 @@ def test_several_models(tmp_path):
     state["state"]["deep"] = torch.nn.Sequential(make_model())
     store.save(1, state)
     store.wait()
-    with pytest.raises(CheckpointError, match=r"no value `model`.*'generator', .*'critic', 'deep': name the one with"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"no `model`, and not exactly one `Linear`.*'generator', .*'critic', 'deep': name the one with",
+    ):
         store.load_model(make_model())
     model = make_model()
     store.load_model(model, key="generator")

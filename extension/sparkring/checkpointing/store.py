@@ -228,7 +228,7 @@ class Store:
         if key is None:
             key = _model_among(values, model)
         if key not in values:
-            named = f"no value {key!r}" if key else "no value `model`, and several values that may be the model"
+            named = f"no value {key!r}" if key else f"no `model`, and not exactly one `{type(model).__name__}`"
             raise CheckpointError(
                 f"the checkpoint {entry.name} in {self.directory} has {named}. Its values are "
                 f"{', '.join(map(repr, values)) or 'none'}: name the one with the model, as in key='model'."
@@ -555,7 +555,7 @@ def variables_of(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model_among(values: dict[str, Any], model: Any) -> str:
-    """Return the name of the saved value that `model` can be restored from; '' if several come into question."""
+    """Return the name of the saved value from which `model` can be restored; '' if this is not clear."""
     if "model" in values:
         return "model"
     if len(values) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -124,7 +125,11 @@ class Followed(Saved):
             while True:
                 time.sleep(self._every_s)
                 self.look(use, listener)
+                # The objects of a Keras model refer to one another, so only the garbage collector frees the memory of
+                # a model that is no longer used. It would rarely do so by itself, because a framework has many objects.
+                gc.collect()
 
+        gc.freeze()  # the collector need not visit the objects that exist now, which would take a tenth of a second
         threading.Thread(target=follow, name="sparkring-follow", daemon=True).start()
 
     def look(self, use: Callable[[Any, int], None], listener: Listener) -> None:
