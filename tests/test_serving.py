@@ -20,7 +20,7 @@ from sparkring import checkpoints
 from sparkring.checkpointing.store import Store
 from sparkring.data.columns import Making
 from sparkring.data.layout import Layout
-from sparkring.engine import queries
+from sparkring.engine import queries, serving
 from sparkring.errors import CheckpointError, OptionsError
 from sparkring.history import run_store
 from sparkring.inference.inputs import Described
@@ -324,6 +324,10 @@ def test_a_stream_takes_up_new_checkpoints(spark, tmp_path):
     ]
     assert sum("still predicts with step 4" in text and "00000005" in text for text in told) == 1
     assert "1 newer checkpoint used" in record.message
+    (item,) = record.items.known
+    assert (item.state, item.name) == ("finished", f"process {process.pop()} on {item.host}")
+    assert item.metrics["step"] == 4
+    assert item.metrics["rows"] >= 6
     assert " rows scored" in record.message
 
 
@@ -381,7 +385,7 @@ def test_arguments(spark, tmp_path):
 
 def test_notices_about_checkpoints(monkeypatch):
     """A record says which checkpoint each process uses, but not without a limit."""
-    monkeypatch.setattr(queries, "_CHANGES_NOTED", 2)
+    monkeypatch.setattr(serving, "_CHANGES_NOTED", 2)
     order = queries.watch(SimpleNamespace(master="local[2]", getConf=dict), "predict data", "predict(…)")
     with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
         for earlier in range(4):

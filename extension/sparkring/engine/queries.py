@@ -8,7 +8,7 @@ no longer running any of its stages and, in addition, another query begins or th
 model process disconnects when no task has been connected for a while.
 
 The model processes of a stream do not report its tasks. But if they take up new checkpoints, they stay connected until
-they exit, and the stream has a record of what they have loaded.
+they exit, and the stream has a record, whose items are the model processes (engine/serving.py).
 """
 
 from __future__ import annotations
@@ -28,22 +28,20 @@ from sparkring.capture.versions import versions
 from sparkring.cluster.slots import slots
 from sparkring.engine.api import background_view
 from sparkring.engine.recorder import Recorder
+from sparkring.engine.serving import Serving
 from sparkring.errors import LaunchError
 from sparkring.history import describe, events, run_store
 from sparkring.history.record import QUICK_S
 from sparkring.launchers.spark import driver_address, free_port
 from sparkring.runtime.kernel import tell
 from sparkring.wire.channel import ChannelClosed, Connection, Listener
-from sparkring.wire.messages import CheckpointUsed, Failure, GpuUsed, ModelUsed, TaskScored
+from sparkring.wire.messages import Failure, GpuUsed, ModelUsed, TaskScored
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 _MOST = 1_000  # how many model processes can be connected at once
 _LOOK_EVERY_S = 0.25
-# A stream may use a new checkpoint every few seconds for months. After the first changes, its record has only one
-# notice about a change per minute from each process.
-_CHANGES_NOTED, _CHANGE_NOTED_EVERY_S = 100, 60.0
 
 
 class _Column(NamedTuple):
@@ -100,8 +98,7 @@ class _Query:
         self._partitions: dict[tuple[int, int], _Partition] = {}
         self._scored: dict[tuple[str, int], TaskScored] = {}  # the last reports, including those about failed attempts
         self._loads: dict[str, float | None] = {}
-        self._checkpoints: dict[str, CheckpointUsed] = {}  # the last reports, by process
-        self._change_noted: dict[str, float] = {}  # when a change of the checkpoint was last noted, by process
+        self._serving = Serving(self._at_once)  # the processes that take up new checkpoints
         self._gpus: dict[tuple[str, str], GpuUsed] = {}  # the last reports, by process and address
         self._waiting: list[_Partition] = []  # partitions without a slot in the record
         started = events.RunStarted(
@@ -125,7 +122,7 @@ class _Query:
         process = _process(report)
         self._note_load(process, report, gpus)
         if report.checkpoint is not None:
-            self._note_checkpoint(process, report, report.checkpoint)
+            self._events += self._serving.add(report, report.checkpoint, self._last)
         for address, gpu in gpus.items():
             if self._gpus.get((process, address)) != gpu:
                 self._gpus[process, address] = gpu
@@ -149,6 +146,7 @@ class _Query:
             for key, each in partition.connections.items():
                 if key[0] == _process(report) and each.state == "running":
                     partition.connections[key] = each._replace(state="closed")
+        self._events += self._serving.end(self._last, report)
 
     def _note_load(self, process: str, report: ModelUsed, gpus: Iterable[str]) -> None:
         if process in self._loads and self._loads[process] == report.load_s:
@@ -161,21 +159,6 @@ class _Query:
             text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} ({which})"
             self._events.append(events.Notice(self._last, text))
         self._loads[process] = report.load_s
-
-    def _note_checkpoint(self, process: str, report: ModelUsed, now: CheckpointUsed) -> None:
-        before = self._checkpoints.get(process)
-        self._checkpoints[process] = now
-        if now.problem and (before is None or before.problem != now.problem):
-            text = f"{report.host} still predicts with step {now.step:,} (process {report.pid}): {now.problem}"
-            self._events.append(events.Notice(self._last, text))
-        if before is not None and before.earlier == now.earlier:
-            return
-        noted = self._change_noted.get(process, 0.0)
-        if now.earlier < _CHANGES_NOTED or self._last - noted > _CHANGE_NOTED_EVERY_S:
-            self._change_noted[process] = self._last
-            loaded = f"loaded in {describe.duration(now.load_s)}"
-            text = f"{report.host} now predicts with step {now.step:,}, {loaded} (process {report.pid})"
-            self._events.append(events.Notice(self._last, text))
 
     def _partition(self, task: TaskScored) -> _Partition:
         if task.stage not in self._first_item:
@@ -263,6 +246,7 @@ class _Query:
                 self._events.append(events.ItemStarted(self._last, each.item, each.name, -1, each.attempt))
             each.slot = None
             self._end_item(each, "failed" if each.state == "failed" else "finished" if complete[stage] else "stopped")
+        self._events += self._serving.end(self._last)
         outcome: events.Ending = "finished"
         if not all(complete.values()):
             failed = any(each.failure and each.state == "failed" for each in self._partitions.values())
@@ -284,10 +268,10 @@ class _Query:
         for (process, _), task in self._scored.items():
             rows[process.rpartition(":")[0]] += task.rows
         nulls = sum(task.nulls for task in self._scored.values())
-        for process, used in self._checkpoints.items():
-            rows[process.rpartition(":")[0]] += used.rows
-            nulls += used.nulls
-        changes = max((used.earlier for used in self._checkpoints.values()), default=0)
+        for host, scored, without in self._serving.rows():
+            rows[host] += scored
+            nulls += without
+        changes = self._serving.changes
         rates = ", ".join(f"{host} {count / seconds:,.0f}" for host, count in rows.items()) if len(rows) > 1 else ""
         loads = [load_s for load_s in self._loads.values() if load_s is not None]
         slowest = max(self._partitions.values(), key=lambda each: each.seconds, default=None)
