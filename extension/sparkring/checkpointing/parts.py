@@ -308,6 +308,15 @@ def has_state(value: Any) -> bool:
     return not isinstance(value, _AT_ONCE) and bool(_kind_of(value))
 
 
+def is_like(value: Any, tree: Any) -> bool:
+    """Return whether a tree is what an object of the same kind as `value`, such as another torch module, has saved."""
+    kind = _kind_of(value)
+    if not kind or _saved_kind(tree) != kind:
+        return False
+    # The state_dict() of a torch module, unlike that of an optimizer, has metadata.
+    return kind != _STATE_DICT or bool(tree["metadata"]) == bool(getattr(value.state_dict(), "_metadata", None))
+
+
 def _kind_of(value: Any) -> str:
     return next((name for name, kind in _KINDS.items() if kind.owns(value)), "")
 

@@ -215,21 +215,25 @@ class Store:
         """
         return parts.plain(self._loaded(which)[1])
 
-    def load_model(self, model: Any, which: Which = "latest") -> None:
-        """Restore only a model, in place, from the `model` of a saved state, or from the only value of the state.
+    def load_model(self, model: Any, which: Which = "latest", key: str | None = None) -> None:
+        """Restore only a model, in place, from the value `key` of a saved state.
 
-        You need no objects for the state's other values, such as the optimizer. Random states are left as they are.
-        `which` has the same meaning as in load(). Raises CheckpointError if there is no checkpoint, or if it does not
-        fit the model.
+        By default, this is the `model` of the state, its only value, or the only one that was saved from a model of the
+        same kind. In a checkpoint of %%stream, the values are the variables of the stream's state. You need no objects
+        for the other values, such as the optimizer. Random states are left as they are. `which` has the same meaning as
+        in load(). Raises CheckpointError if there is no checkpoint, or if it does not fit the model.
         """
         entry, saved = self._loaded(which)
-        key = "model" if "model" in saved or len(saved) != 1 else next(iter(saved))
-        if key not in saved:
+        values = variables_of(saved)
+        if key is None:
+            key = _model_among(values, model)
+        if key not in values:
+            named = f"no value {key!r}" if key else f"no `model`, and not exactly one `{type(model).__name__}`"
             raise CheckpointError(
-                f"the checkpoint {entry.name} in {self.directory} has no `model`, only "
-                f"{', '.join(map(repr, saved))}: save the model as `model`, as in {{'model': model, …}}."
+                f"the checkpoint {entry.name} in {self.directory} has {named}. Its values are "
+                f"{', '.join(map(repr, values)) or 'none'}: name the one with the model, as in key='model'."
             )
-        parts.put_back({key: model}, {key: saved[key]}, "state")
+        parts.put_back({key: model}, {key: values[key]}, "state")
 
     # ── what is there ─────────────────────────────────────────────────────────
 
@@ -290,13 +294,16 @@ class Store:
         `which` has the same meaning as in load().
         """
         if which in ("latest", "best"):
-            entry = newest(self.list()) if which == "latest" else self.best()
-            told = "checkpoint"
+            entry, told = self.choose("latest" if which == "latest" else "best", self.list()), "checkpoint"
         else:
             entry, told = self._named(which)
         if entry is None:
             raise self._missing(told)
         return entry
+
+    def choose(self, which: Literal["latest", "best"], entries: Entries) -> Entry | None:
+        """Return the newest or the best of some complete checkpoints of list(), or None. `best` is as in best()."""
+        return newest(entries) if which == "latest" else self._best(entries)
 
     def keras(self, model: Any, data: Any = None, every: str | int = "epoch") -> Any:
         """Restore the latest checkpoint, and return a Keras callback that saves. See checkpointing.keras.resume().
@@ -533,6 +540,29 @@ class Contents(NamedTuple):
         start = f"{which}/"
         leaves = {name.removeprefix(start): leaf for name, leaf in self.leaves.items() if name.startswith(start)}
         return tree.rebuild(self.state if which == "state" else self.random, leaves)
+
+
+def variables_of(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a saved state by their names.
+
+    What %%stream saves is a dict of its variables beside the position of the stream (worker/rank/batches.py). For such
+    a state, return the variables.
+    """
+    inner = state.get("state")
+    if state.keys() == {"state", "position"} and isinstance(inner, dict) and parts.MARK not in inner:
+        return inner
+    return state
+
+
+def _model_among(values: dict[str, Any], model: Any) -> str:
+    """Return the name of the saved value from which `model` can be restored; '' if this is not clear."""
+    if "model" in values:
+        return "model"
+    if len(values) == 1:
+        return next(iter(values))
+    alike = [name for name, value in values.items() if parts.is_like(model, value)]
+    of_class = [name for name in alike if values[name]["class"] == type(model).__name__]
+    return next((found[0] for found in (alike, of_class) if len(found) == 1), "")
 
 
 def _check_state(state: Any) -> None:

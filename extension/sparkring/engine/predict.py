@@ -41,8 +41,9 @@ from sparkring.inference.parts import Job, Model, ModelProcess, Written, parts_o
 from sparkring.inference.predict import IDLE_S
 from sparkring.inference.predict import predict as predict_frame
 from sparkring.inference.predictors import Autocast
+from sparkring.inference.saved import Saved
 from sparkring.inference.scorer import OnError
-from sparkring.inference.settings import PROBED_ROWS, Saved, Settings, check_new
+from sparkring.inference.settings import PROBED_ROWS, Settings
 from sparkring.runtime.storage import Location, root_for_ranks
 from sparkring.worker.member import gpus
 from sparkring.worker.member.process import cores
@@ -106,6 +107,9 @@ def predict(
     inputs: Columns,
     returns: str | DataType | Mapping[str, str | DataType] | None = None,
     which: Which = "latest",
+    key: str | None = None,
+    version: str | None = None,
+    refresh_s: float | None = None,
     batch_size: int = 1024,
     transform: Transform | None = None,
     fill: Mapping[str, Any] | None = None,
@@ -149,7 +153,12 @@ def predict(
         their types. By default, the types are taken from the predictions for the first rows, and a single column is
         called `prediction`.
     which: for checkpoints, "latest", "best" (of a store with a metric), a step, or a name. The checkpoint is looked up
-        once, during this call.
+        once, during this call, unless refresh_s is set.
+    key: for checkpoints, the name of the value that is the model, if it is neither `model` nor the only model.
+    version: for checkpoints, the name of a new column that has the step of the checkpoint that made each prediction.
+    refresh_s: for a streaming DataFrame and which="latest" or "best", how often each model process looks for a newer or
+        better checkpoint, in seconds. It loads such a checkpoint in the background, and uses it for the rows that are
+        sent from then on. If the checkpoint cannot be loaded, the model in use stays.
     batch_size: the number of rows in each call to the model.
     transform: a function that is called with each batch before the model, as in shards().
     fill, raw, dtype: as in shards(). For a torch module, floating-point inputs get the type of its weights.
@@ -173,8 +182,9 @@ def predict(
     and ItemsFailed if rows cannot be scored.
     """
     settings = Settings(
-        model, inputs, make_model, returns, which, batch_size, transform, fill, raw, dtype, on_error, probe, autocast
-    )
+        model, inputs, make_model, returns, which, batch_size, transform, fill, raw, dtype, on_error, probe, autocast,
+        key, version, refresh_s,
+    )  # fmt: skip
     if not _is_path(data):
         for_files = {"to": to, "np": np, "columns": columns, "mode": None if mode == "error" else mode}
         for name, value in {**for_files, "background": background or None}.items():
@@ -184,6 +194,8 @@ def predict(
                     "result with .write.parquet(…), or pass the path of Parquet files instead of a DataFrame."
                 )
         return predict_frame(data, settings, idle_s=idle_s, watch=watch)
+    if refresh_s is not None:
+        raise OptionsError("refresh_s=… is only for streaming DataFrames: leave it out. Files are scored by one model.")
     if to is None:
         raise OptionsError(
             "to=… is missing. With Parquet files as input, predict() writes the predictions to files: name a folder "
@@ -231,21 +243,22 @@ def _prepared(
     _check_apart(dataset, destination.folder)
     kept = dataset.columns if columns is None else tuple(dict.fromkeys(columns))
     inputs, source, kinds = settings.described(dataset.name), settings.source(), settings.kinds()
+    kinds = settings.with_version(kinds, "bigint") if kinds else {}
     found = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
     small = False
     if settings.probe:
         rows = first_rows(dataset, used, PROBED_ROWS)
         results, small = settings.probed(source, inputs, rows)
         if not found:
-            inferred = outputs.types_of(results, (), len(rows))
+            inferred = settings.with_version(outputs.types_of(results, (), len(rows)), pa.int64())
             found = tuple(Output(name, kind, str(kind), len(inferred) > 1) for name, kind in inferred.items())
-        outputs.columns_of(results, found, len(rows))
+        outputs.columns_of(results, settings.of_model(found), len(rows))
     elif not found:
         raise OptionsError(
             "the type of the predictions is not known, because with probe=False the model is not tried on any rows: "
             "set the type, as in returns='float'."
         )
-    check_new(found, kept, "the data", ", or leave the column out with columns=[…]")
+    settings.check_new(found, kept, "the data", ", or leave the column out with columns=[…]")
     is_saved = isinstance(source, Saved)
     name = source.told
     belongs = {

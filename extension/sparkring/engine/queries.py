@@ -6,6 +6,9 @@ A DataFrame that predict() has returned may be used at any time, so one listener
 Waiting takes no processor time. A query begins with the first report of a model process. The query ends when Spark is
 no longer running any of its stages and, in addition, another query begins or the last model process disconnects. A
 model process disconnects when no task has been connected for a while.
+
+The model processes of a stream do not report its tasks. But if they take up new checkpoints, they stay connected until
+they exit, and the stream has a record, whose items are the model processes (engine/serving.py).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from sparkring.capture.versions import versions
 from sparkring.cluster.slots import slots
 from sparkring.engine.api import background_view
 from sparkring.engine.recorder import Recorder
+from sparkring.engine.serving import Serving
 from sparkring.errors import LaunchError
 from sparkring.history import describe, events, run_store
 from sparkring.history.record import QUICK_S
@@ -94,6 +98,7 @@ class _Query:
         self._partitions: dict[tuple[int, int], _Partition] = {}
         self._scored: dict[tuple[str, int], TaskScored] = {}  # the last reports, including those about failed attempts
         self._loads: dict[str, float | None] = {}
+        self._serving = Serving(self._at_once)  # the processes that take up new checkpoints
         self._gpus: dict[tuple[str, str], GpuUsed] = {}  # the last reports, by process and address
         self._waiting: list[_Partition] = []  # partitions without a slot in the record
         started = events.RunStarted(
@@ -116,6 +121,8 @@ class _Query:
         self._last = time.time()
         process = _process(report)
         self._note_load(process, report, gpus)
+        if report.checkpoint is not None:
+            self._events += self._serving.add(report, report.checkpoint, self._last)
         for address, gpu in gpus.items():
             if self._gpus.get((process, address)) != gpu:
                 self._gpus[process, address] = gpu
@@ -139,6 +146,7 @@ class _Query:
             for key, each in partition.connections.items():
                 if key[0] == _process(report) and each.state == "running":
                     partition.connections[key] = each._replace(state="closed")
+        self._events += self._serving.end(self._last, report)
 
     def _note_load(self, process: str, report: ModelUsed, gpus: Iterable[str]) -> None:
         if process in self._loads and self._loads[process] == report.load_s:
@@ -147,7 +155,7 @@ class _Query:
         if report.load_s is None:
             text = f"{report.host} is loading the model ({which})"
             self._events.append(events.Notice(self._last, text, "heard"))
-        elif process in self._loads:
+        elif process in self._loads and report.checkpoint is None:
             text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} ({which})"
             self._events.append(events.Notice(self._last, text))
         self._loads[process] = report.load_s
@@ -238,6 +246,7 @@ class _Query:
                 self._events.append(events.ItemStarted(self._last, each.item, each.name, -1, each.attempt))
             each.slot = None
             self._end_item(each, "failed" if each.state == "failed" else "finished" if complete[stage] else "stopped")
+        self._events += self._serving.end(self._last)
         outcome: events.Ending = "finished"
         if not all(complete.values()):
             failed = any(each.failure and each.state == "failed" for each in self._partitions.values())
@@ -259,6 +268,10 @@ class _Query:
         for (process, _), task in self._scored.items():
             rows[process.rpartition(":")[0]] += task.rows
         nulls = sum(task.nulls for task in self._scored.values())
+        for host, scored, without in self._serving.rows():
+            rows[host] += scored
+            nulls += without
+        changes = self._serving.changes
         rates = ", ".join(f"{host} {count / seconds:,.0f}" for host, count in rows.items()) if len(rows) > 1 else ""
         loads = [load_s for load_s in self._loads.values() if load_s is not None]
         slowest = max(self._partitions.values(), key=lambda each: each.seconds, default=None)
@@ -267,6 +280,7 @@ class _Query:
             f"{rows.total() / seconds:,.0f} rows/s" + (f" ({rates})" if rates else ""),
             f"{nulls:,} without a prediction" if nulls else "",
             f"model loaded in {', '.join(map(describe.duration, loads))}" if loads else "",
+            f"{describe.counted(changes, 'newer checkpoint')} used" if changes else "",
             f"slowest: {slowest.name} ({describe.duration(slowest.seconds)})" if slowest else "",
         )
 

@@ -44,12 +44,13 @@ def scoring_udf(
     *,
     idle_s: float,
     report: Mapping[str, Any] | None = None,
+    follows: bool = False,
 ) -> Any:
     """Return the UDF that scores its arguments with Scorer(**settings), and returns values of the Spark type `kind`.
 
     `types` is the Arrow schema of the arguments, serialized; if it is None, the types are inferred from the rows.
-    `report` tells the Reporter in each model process how to reach the driver. Raise CaptureError if the model cannot be
-    sent.
+    `report` tells the Reporter in each model process how to reach the driver. With `follows`, the model is a Followed
+    one, which takes up new checkpoints. Raise CaptureError if the model cannot be sent.
     """
     import pandas
     from pyspark.sql.functions import pandas_udf
@@ -65,13 +66,17 @@ def scoring_udf(
         "environment": {**root_for_ranks(), **({_THREADS: threads} if threads else {})},
         "idle_s": idle_s,
         "report": report,
+        "follows": follows,
     }
     task = by_value("sparkring.inference", "task.py")["scorer_for"]
     score = task(order, secrets.token_bytes(32), model, types, settings["batch_size"])
     # From these annotations, Spark learns that the function takes an iterator of batches.
     score.__annotations__ = {"batches": Iterator[pandas.Series], "return": Iterator[pandas.Series]}
     with pandas_unused():
-        return pandas_udf(score, kind)
+        udf = pandas_udf(score, kind)
+    # Spark may evaluate a deterministic UDF twice, once for a filter and once for the column. The second prediction of
+    # a row could then be that of a newer checkpoint.
+    return udf.asNondeterministic() if follows else udf
 
 
 def packed_scorer(settings: Mapping[str, Any], *, with_nvml: bool = False) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from sparkring.inference import outputs
 from sparkring.inference.column import Returned, arrow_types, returned, scoring_udf, spark_types
 from sparkring.inference.files import Files, files_of, row_numbers
 from sparkring.inference.scorer import Source
-from sparkring.inference.settings import PROBED_ROWS, Settings, check_new
+from sparkring.inference.settings import PROBED_ROWS, Settings
 from sparkring.runtime.interrupts import interrupted
 from sparkring.runtime.kernel import tell
 
@@ -43,33 +43,39 @@ def predict(
     """
     if type(data).__module__.startswith("pyspark.sql.connect."):
         raise DataError("predict() needs a classic SparkSession, but the DataFrame belongs to a Spark Connect session.")
+    if settings.refresh_s is not None and not data.isStreaming:
+        raise OptionsError(
+            "refresh_s=… is only for streaming DataFrames: leave it out. For another DataFrame, predict() uses the "
+            "checkpoint that it finds when it is called."
+        )
     session = session_of(data)
     used = _used(data, settings.used)
     types = _types(used, session)
     inputs, source, kinds = settings.described("the DataFrame"), settings.source(), settings.kinds()
-    result = returned(kinds, session, struct=False) if kinds else None
+    result = returned(settings.with_version(kinds, "bigint"), session, struct=False) if kinds else None
     small = False
     files = files_of(data, settings.used, types)
     rows = _first_rows(used, types, files, session) if settings.probe and not data.isStreaming else None
     if rows is not None:
         results, small = settings.probed(source, inputs, rows)
         if result is None:
-            found = outputs.types_of(results, (), len(rows))
+            found = settings.with_version(outputs.types_of(results, (), len(rows)), pa.int64())
             result = returned(spark_types(found), session, struct=False)
-        outputs.columns_of(results, result.outputs, len(rows))
+        outputs.columns_of(results, settings.of_model(result.outputs), len(rows))
     if result is None:
         why = "the DataFrame is empty" if settings.probe else "with probe=False the model is not tried on any rows"
         raise OptionsError(
             "the type of the predictions is not known, because "
             f"{'the DataFrame is a stream' if data.isStreaming else why}: set the type, as in returns='float'."
         )
-    check_new(result.outputs, data.columns, "the DataFrame")
+    settings.check_new(result.outputs, data.columns, "the DataFrame")
     sent = types if files is None else pa.schema([("row", pa.int64())])
     scorer = settings.scorer(source, inputs, result.outputs, files=files, small=small)
     title, code = _described(data, files, settings, source, rows)
     report = watch(session.sparkContext, title, code)
     types_sent = sent.serialize().to_pybytes()
-    udf = scoring_udf(session, scorer, result.kind, types_sent, idle_s=idle_s, report=report)
+    follows = settings.refresh_s is not None
+    udf = scoring_udf(session, scorer, result.kind, types_sent, idle_s=idle_s, report=report, follows=follows)
     with executed_by_this_python(session.sparkContext):
         if files is None:
             return _with(data, udf(*_columns(data, types, settings.fill or {})), result)

@@ -13,14 +13,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from sparkring.inference.task import TASK
 from sparkring.wire.channel import dial
-from sparkring.wire.messages import ModelUsed, TaskScored
+from sparkring.wire.messages import CheckpointUsed, ModelUsed, TaskScored
 from sparkring.worker.member import gpus
 
 EVERY_S, SHORTEST_S = 1.0, 0.1  # the time between two reports; the shorter one if no task is connected any more
@@ -32,27 +32,54 @@ class Reporter:
     """Sends the changes in the model's tasks to the driver, in a thread. Without an `order`, it does nothing.
 
     The `order` holds the driver's address, the secret, and the key of the column. With `of_stream`, the process was
-    started by a task of a stream: nothing is reported until another task uses the model.
+    started by a task of a stream: nothing is reported until another task uses the model. But if the model `follows` new
+    checkpoints, the process reports which ones it uses, and stays connected to the driver.
     """
 
-    def __init__(self, order: Mapping[str, Any] | None, *, of_stream: bool = False) -> None:
+    def __init__(self, order: Mapping[str, Any] | None, *, of_stream: bool = False, follows: bool = False) -> None:
         self._order = order
         self._news = threading.Condition()
-        self._reports_load = self._is_new = not of_stream
+        self._reports_load = self._is_new = follows or not of_stream
         self._changed: dict[int, Task] = {}
-        self._open = 1  # how many known tasks are connected; loading the model counts as one
+        self._checkpoint: CheckpointUsed | None = None
+        # How many known tasks are connected. Loading the model counts as one, and so does following checkpoints.
+        self._open = 1 + follows
         self._load_s: float | None = None
         self._numbers = itertools.count()
         if order is not None:
             threading.Thread(target=self._report, args=(order,), name="sparkring-reporter", daemon=True).start()
 
-    def loaded(self, seconds: float) -> None:
-        """Record that the model has been loaded, or that loading it has failed."""
+    def loaded(self, seconds: float, step: int | None = None) -> None:
+        """Record that the model has been loaded, or that loading it has failed.
+
+        If it follows new checkpoints, `step` is the step of the first one.
+        """
         with self._news:
             self._load_s = seconds
+            if step is not None:
+                self._checkpoint = CheckpointUsed(step, seconds, 0, 0, 0, "")
             self._is_new |= self._reports_load
             self._open -= 1
             self._news.notify_all()
+
+    def swapped(self, step: int, seconds: float) -> None:
+        """Record that the checkpoint of `step` is now used, and was loaded in this time."""
+        self._note(lambda now: now._replace(step=step, load_s=seconds, earlier=now.earlier + 1, problem=""))
+
+    def kept(self, problem: str) -> None:
+        """Record why a newer checkpoint is not used."""
+        self._note(lambda now: now._replace(problem=problem[:_ERROR_CHARACTERS]))
+
+    def scored(self, rows: int, nulls: int) -> None:
+        """Count rows of a task that is not known."""
+        self._note(lambda now: now._replace(rows=now.rows + rows, nulls=now.nulls + nulls))
+
+    def _note(self, change: Callable[[CheckpointUsed], CheckpointUsed]) -> None:
+        with self._news:
+            if self._checkpoint is not None:
+                self._checkpoint = change(self._checkpoint)
+                self._is_new = True
+                self._news.notify_all()
 
     def task(self) -> Task:
         """Return the Task of a new connection."""
@@ -87,10 +114,10 @@ class Reporter:
                 tasks = tuple(task.told() for task in self._changed.values())
                 self._changed.clear()
                 self._is_new = False
-                load_s = self._load_s
+                load_s, checkpoint = self._load_s, self._checkpoint
             for gpu in meter.changes():
                 driver.send(gpu)
-            driver.send(ModelUsed(column, socket.gethostname(), os.getpid(), load_s, tasks))
+            driver.send(ModelUsed(column, socket.gethostname(), os.getpid(), load_s, tasks, checkpoint))
             time.sleep(SHORTEST_S)
             with self._news:
                 self._news.wait_for(lambda: not self._open, EVERY_S - SHORTEST_S)
@@ -103,7 +130,7 @@ class Task:
     """The rows that have been scored over one connection.
 
     A request says which Spark task uses the connection. The tasks of a stream do not say this. Such a task is not
-    known, and nothing is reported.
+    known, and is not reported.
     """
 
     def __init__(self, reporter: Reporter, number: int) -> None:
@@ -124,10 +151,13 @@ class Task:
             self._reporter.changed(self, opened=1)
 
     def scored(self, found: pa.RecordBatch) -> None:
+        nulls = max(column.null_count for column in found.columns)
         self._rows += len(found)
-        self._nulls += max(column.null_count for column in found.columns)
+        self._nulls += nulls
         if self._place is not None:
             self._reporter.changed(self)
+        else:
+            self._reporter.scored(len(found), nulls)
 
     def failed(self, error: str) -> None:
         self._state, self._error = "failed", error[:_ERROR_CHARACTERS]

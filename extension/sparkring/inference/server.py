@@ -138,8 +138,10 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
     folder, lock = order["folder"], order["lock"]
     _set_malloc(_ARENA_MAX, 1)  # threads then share the memory that is kept
     _remove_dead(folder)
-    reporter = Reporter(order.get("report"), of_stream=order.get("of_stream", False))
-    scorer, problem, began = None, "", time.monotonic()
+    follows = order.get("follows", False)
+    reporter = Reporter(order.get("report"), of_stream=order.get("of_stream", False), follows=follows)
+    scorer: Any = None
+    problem, settings, began = "", dict[str, Any](), time.monotonic()
     try:
         payload, *buffers = parts
         function, settings = unpack_call(payload, buffers)
@@ -151,13 +153,15 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
         os.unlink(os.path.join(folder, "model"))  # a copy that a task has made for this process
     _keep_freed_memory()
     load_s = time.monotonic() - began
-    reporter.loaded(load_s)
+    reporter.loaded(load_s, settings["model"].step if follows and not problem else None)
     Path(folder, "loaded").write_text(f"{load_s:.3f}")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.path.join(folder, "socket"))
     listener.listen(128)
     fcntl.flock(lock, fcntl.LOCK_UN)
     server = _Server(scorer, problem, bytes.fromhex(order["token"]), folder, reporter)
+    if follows and not problem:
+        settings["model"].follow(scorer.use, reporter)
     idle_s = min(order["idle_s"], _PROBLEM_S) if problem else order["idle_s"]
     while _is_alive(order["watch"]):
         if select.select([listener], [], [], _LOOK_EVERY_S)[0]:

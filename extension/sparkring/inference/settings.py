@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from sparkring.inference import outputs, predictors
 from sparkring.inference.inputs import Described
 from sparkring.inference.outputs import Output
 from sparkring.inference.predictors import Autocast
+from sparkring.inference.saved import Followed, Saved
 from sparkring.inference.scorer import OnError, Source, told
 from sparkring.runtime.kernel import tell
 
@@ -32,6 +34,8 @@ PROBED_ROWS = 16
 class Live:
     """A model of the notebook: a torch module, a Keras model or a function."""
 
+    step = None
+
     def __init__(self, model: Any) -> None:
         self._model = model
 
@@ -43,37 +47,6 @@ class Live:
 
     def load(self) -> Any:
         return self._model
-
-
-class Saved:
-    """A model whose weights are in a checkpoint."""
-
-    def __init__(self, directory: str, name: str, make_model: Callable[[], Any] | None) -> None:
-        self._directory, self._name, self._make_model = directory, name, make_model
-
-    @property
-    def told(self) -> str:
-        """The name of the model in messages: the checkpoint and its directory."""
-        return f"{self._name} of {self._directory}"
-
-    def load(self) -> Any:
-        store = checkpoints(self._directory)
-        if self._make_model is not None:
-            model = self._make_model()
-            if not predictors.is_model(model):
-                raise OptionsError(
-                    f"make_model returned a `{type(model).__name__}`: it must return a torch module or a Keras model."
-                )
-            store.load_model(model, self._name)
-            return model
-        state = store.load(self._name)
-        found = [value for value in state.values() if predictors.is_model(value)]
-        if len(found) != 1:
-            raise OptionsError(
-                f"the checkpoint {self._name} in {self._directory} has weights, but no configuration from which to "
-                "make the model: pass a function that makes it, as in predict(df, directory, make_model, …)."
-            )
-        return found[0]
 
 
 @dataclass(frozen=True)
@@ -96,6 +69,9 @@ class Settings:
     on_error: OnError = "raise"
     probe: bool = True
     autocast: Autocast | torch.dtype | None = None
+    key: str | None = None
+    version: str | None = None
+    refresh_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -104,9 +80,23 @@ class Settings:
             raise OptionsError(f'on_error={self.on_error!r}: expected "raise" or "null".')
         if self.autocast is not None and self.autocast_name is None:
             raise OptionsError(f'autocast={self.autocast!r}: expected "bfloat16" or "float16".')
+        _check_name(self.version)
+        if self.refresh_s is not None:
+            self._check_refresh(self.refresh_s)
         if not self.groups:
             raise OptionsError(
                 "inputs names no columns: name the columns that the model uses, as in inputs=['pixels']."
+            )
+
+    def _check_refresh(self, refresh_s: Any) -> None:
+        if isinstance(refresh_s, bool) or not isinstance(refresh_s, int | float) or not 0 < refresh_s < math.inf:
+            raise OptionsError(
+                f"refresh_s={refresh_s!r}: expected a number of seconds greater than 0, as in refresh_s=5."
+            )
+        if self.which not in ("latest", "best"):
+            raise OptionsError(
+                f"refresh_s={refresh_s!r} looks for newer checkpoints, but which={self.which!r} selects a fixed one: "
+                "leave one of the two out."
             )
 
     @functools.cached_property
@@ -146,8 +136,19 @@ class Settings:
         model = checkpoints(self.model) if isinstance(self.model, str | os.PathLike) else self.model
         if isinstance(model, Store):
             entry = model.find(self.which)
-            tell(f"predicting with the checkpoint of step {entry.step:,} in {model.directory} ({entry.name})")
-            return Saved(model.directory, entry.name, self.make_model)
+            found = f"predicting with the checkpoint of step {entry.step:,} in {model.directory} ({entry.name})"
+            if self.refresh_s is None:
+                tell(found)
+                return Saved(model, entry, self.make_model, self.key)
+            tell(f"{found}, and with {'newer' if self.which == 'latest' else 'better'} ones as soon as they are found")
+            which: Literal["latest", "best"] = "latest" if self.which == "latest" else "best"
+            return Followed(model, entry, self.make_model, self.key, which, self.refresh_s)
+        for name in ("key", "version", "refresh_s"):
+            if getattr(self, name) is not None:
+                raise OptionsError(
+                    f"{name}=… is only for checkpoints, but the model itself was passed: pass the directory of its "
+                    f"checkpoints, as in predict(df, 'dbfs:/ml/run1', make_model, …), or leave {name} out."
+                )
         if self.make_model is not None:
             raise OptionsError(
                 "make_model is only for checkpoints, but the model itself was passed: leave make_model out."
@@ -169,6 +170,23 @@ class Settings:
         if not self.returns:
             raise OptionsError("returns={}: name at least one column, as in returns={'score': 'float'}.")
         return {str(name): kind for name, kind in self.returns.items()}
+
+    def with_version(self, kinds: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+        """Return the predictions' columns and the column of versions, which has the type `kind`, if there is one.
+
+        Raise OptionsError if the model has an output of the same name.
+        """
+        if self.version is None:
+            return dict(kinds)
+        if self.version.lower() in {name.lower() for name in kinds}:
+            raise OptionsError(
+                f"version={self.version!r} is also the name of a column of predictions: give one of them another name."
+            )
+        return {**kinds, self.version: kind}
+
+    def of_model(self, found: Sequence[Output]) -> tuple[Output, ...]:
+        """Return the columns that the model makes."""
+        return tuple(output for output in found if output.name != self.version)
 
     def probed(self, source: Source, inputs: Described, rows: pa.RecordBatch) -> tuple[Any, bool]:
         """Score the first rows in this process. Return the model's results, and whether the model is small."""
@@ -202,16 +220,22 @@ class Settings:
             "autocast": self.autocast_name,
             "batch_size": self.batch_size,
             "on_error": self.on_error,
+            "version": self.version,
             **more,
         }
 
+    def check_new(self, found: Sequence[Output], names: Sequence[str], data: str, more: str = "") -> None:
+        """Raise OptionsError if a column in `found` has one of the `names` of the data's columns."""
+        taken = {name.lower() for name in names}
+        for output in found:
+            if output.name.lower() in taken:
+                again = f"{output.name}_2"
+                advice = f"the predictions another name, as in returns={{{again!r}: {output.written!r}}}"
+                if output.name == self.version:
+                    advice = f"the column of versions another name, as in version={again!r}"
+                raise OptionsError(f"{data} already has a column `{output.name}`: give {advice}{more}.")
 
-def check_new(found: Sequence[Output], names: Sequence[str], data: str, more: str = "") -> None:
-    """Raise OptionsError if a column in `found` has one of the `names` of the data's columns."""
-    taken = {name.lower() for name in names}
-    for output in found:
-        if output.name.lower() in taken:
-            raise OptionsError(
-                f"{data} already has a column `{output.name}`: give the predictions another name, as in "
-                f"returns={{'{output.name}_2': {output.written!r}}}{more}."
-            )
+
+def _check_name(version: Any) -> None:
+    if version is not None and not (isinstance(version, str) and version):
+        raise OptionsError(f"version={version!r}: expected the name of a new column, as in version='step'.")

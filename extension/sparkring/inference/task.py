@@ -38,9 +38,9 @@ from typing import Any
 # environment.
 _BOOT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json, os, pickle; "
-    "order = json.loads(sys.stdin.buffer.readline()); pid = os.fork(); "
+    "order = json.loads(sys.stdin.buffer.readline()); "
     "file = os.open(os.path.join(order['folder'], 'pid'), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600); "
-    "pid and os.write(file, str(pid).encode()) and os._exit(0); os.close(file); "
+    "pid = os.fork(); pid and os.write(file, str(pid).encode()) and os._exit(0); os.close(file); "
     "file = open(order['model'], 'rb'); archive, *parts = pickle.load(file); file.close(); "
     "path = os.path.join(order['folder'], 'sparkring.zip'); "
     "file = open(path, 'wb'); file.write(archive); file.close(); "

@@ -31,6 +31,8 @@ class Made:
     ) -> None:
         self._make, self._shapes, self._batch_size = make_predict_fn, shapes, batch_size
 
+    step = None
+
     @property
     def told(self) -> str:
         return getattr(self._make, "__name__", "a function")

@@ -44,6 +44,7 @@ from sparkring.wire.messages.member_reports import Output as Output
 from sparkring.wire.messages.member_reports import RankUsed as RankUsed
 from sparkring.wire.messages.member_reports import Stack as Stack
 from sparkring.wire.messages.member_reports import TimelinePart as TimelinePart
+from sparkring.wire.messages.model_reports import CheckpointUsed as CheckpointUsed
 from sparkring.wire.messages.model_reports import ModelUsed as ModelUsed
 from sparkring.wire.messages.model_reports import TaskScored as TaskScored
 from sparkring.wire.messages.orders import Answer as Answer

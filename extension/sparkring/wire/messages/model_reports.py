@@ -27,11 +27,27 @@ class TaskScored(NamedTuple):
     error: str
 
 
+class CheckpointUsed(NamedTuple):
+    """The checkpoint of a model process that takes up new checkpoints while it is serving a stream.
+
+    `step` is the checkpoint's step, `load_s` is how long it took to load, and `earlier` is the number of checkpoints
+    that the process has used before. Since it was started, the process has scored `rows` rows, `nulls` of which have no
+    prediction. `problem` says why a newer checkpoint is not used; '' if there is none.
+    """
+
+    step: Count
+    load_s: float
+    earlier: Count
+    rows: Count
+    nulls: Count
+    problem: str
+
+
 class ModelUsed(NamedTuple):
     """The progress of the model process `pid` on `host`, which scores `column`.
 
     `tasks` are the tasks that have changed since the last report. `load_s` is how long it took to load the model; None
-    while the model is being loaded.
+    while the model is being loaded. `checkpoint` is None unless the process takes up new checkpoints.
     """
 
     column: str
@@ -39,3 +55,4 @@ class ModelUsed(NamedTuple):
     pid: Count
     load_s: float | None
     tasks: tuple[TaskScored, ...]
+    checkpoint: CheckpointUsed | None = None
