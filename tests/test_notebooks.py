@@ -195,6 +195,21 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 
 
 @pytest.mark.slow
+def test_training_on_a_stream(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """The live model stays accurate while the frozen one does not. Each micro-batch counts once, despite the kill."""
+    found = outputs("online")
+    panel = next(output for output in found["kill"] if output.output_type == "display_data")
+    assert "after 1 restart" in panel.data["text/plain"]
+    figures = re.search(r"live (\d\.\d+) · frozen (\d\.\d+)", panel.data["text/plain"])
+    assert figures
+    assert float(figures[2]) < 0.1 < 0.9 < float(figures[1])
+    assert result(found["result"]) == "StreamResult(160 batches, 81,920 rows, saved=159)"
+    assert result(found["once"]) == "rank 0: True"
+    assert re.search(r"\b159 +\d+$", result(found["versions"])), "the last predictions are by the last weights"
+    assert any("image/png" in output.get("data", {}) for output in found["picture"])
+
+
+@pytest.mark.slow
 def test_hundreds_of_models(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """After the kill, exactly the missing items run. Bad trials of the search are pruned."""
     found = outputs("hundreds")

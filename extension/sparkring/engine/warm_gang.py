@@ -204,7 +204,8 @@ class WarmGang:
 
     def _lost(self, why: str) -> None:
         self._end(why)
-        self._tell(f"the {self.describe()} has ended, and the variables of its cells are lost: {why}")
+        if not self.stream:  # otherwise, the stream starts new ranks, and its record says so
+            self._tell(f"the {self.describe()} has ended, and the variables of its cells are lost: {why}")
 
     def _keep(self, found: list[Event]) -> None:
         self._kept.add(found)
