@@ -48,9 +48,9 @@ def outputs(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
         run_demo.execute(notebook, NOTEBOOKS, tmp_path / "kernel.log", CELL_TIMEOUT_S)
         found = {cell.id: cell.get("outputs", []) for cell in notebook.cells}
         noise = [output.text for cell in found.values() for output in cell if output.get("name") == "stderr"]
-        # These make a Spark session and write a DataFrame; sparkring prints messages about both. They also have pandas
+        # These make a Spark session and write or score a DataFrame; sparkring prints messages about it. They have pandas
         # UDFs, for which pyspark 4.3 warns about pandas 3.
-        spoken = name in ("mixed_inputs", "images")
+        spoken = name in ("mixed_inputs", "images", "online")
         said = ("sparkring: ", "FutureWarning: PySpark does not yet fully support pandas")
         assert not [text for text in noise if not spoken or not any(each in text for each in said)]
         return found

@@ -1,4 +1,4 @@
-"""What the record of a stream says about its model processes, which take up new checkpoints: each process is an item."""
+"""The record of a stream's model processes, which take up new checkpoints. Each process is an item of the record."""
 
 from __future__ import annotations
 
