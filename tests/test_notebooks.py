@@ -48,7 +48,7 @@ def outputs(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
         run_demo.execute(notebook, NOTEBOOKS, tmp_path / "kernel.log", CELL_TIMEOUT_S)
         found = {cell.id: cell.get("outputs", []) for cell in notebook.cells}
         noise = [output.text for cell in found.values() for output in cell if output.get("name") == "stderr"]
-        # These make a Spark session and write or score a DataFrame; sparkring prints messages about it. They have pandas
+        # These make a Spark session and write or score a DataFrame; sparkring says so. They also have pandas
         # UDFs, for which pyspark 4.3 warns about pandas 3.
         spoken = name in ("mixed_inputs", "images", "online")
         said = ("sparkring: ", "FutureWarning: PySpark does not yet fully support pandas")

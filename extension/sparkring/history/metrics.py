@@ -470,11 +470,20 @@ def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metric
             yield attempt, before[place] * (metrics.steps or 0) + metrics.step, metrics, values
 
 
-def curve_axis(found: Table) -> str:
+def noun(record: RunRecord, found: Table) -> str:
+    """Return what the table counts: epochs, steps or, if the run trains on a stream, batches.
+
+    On a stream, a report without a step has the number of its batch as the step.
+    """
+    return "batch" if found.by == "step" and record.stream is not None else found.by
+
+
+def curve_axis(record: RunRecord, found: Table) -> str:
     """Return what the curves' horizontal axis counts."""
     if _by_steps(found):
         return "step"
-    return f"{found.by}s in total" if found.laps else found.by
+    counted = noun(record, found)
+    return f"{counted}{'es' if counted == 'batch' else 's'} in total" if found.laps else counted
 
 
 def other_axes(record: RunRecord, found: Table) -> dict[str, tuple[float, float]]:

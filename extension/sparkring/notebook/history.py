@@ -141,16 +141,17 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
     from sparkring.engine import background
     from sparkring.history import describe, reading, run_store
 
-    in_background = {run.run_id for run in background.going()}
+    in_background = {run.run_id: run for run in background.going()}
     for path in run_store.saved()[:most]:
         try:
             started, finished, data = run_store.first(path), run_store.last(path), run_store.data(path)
         except OSError:  # the run has been removed in the meantime, to make room for newer runs
             continue
         took = describe.duration(finished.time - started.time) if finished else ""
-        unfinished = "running, or its kernel was killed"
+        unfinished, said = "running, or its kernel was killed", finished.message if finished else ""
         if path.name in in_background:
             took, unfinished = describe.duration(int(time.time() - started.time)), "running"
+            said = describe.stream(in_background[path.name].record)
         yield (
             path.name,
             describe.first_line(started.title, TITLE_CHARACTERS),
@@ -158,7 +159,7 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
             f"{started.size} {started.where}",
             reading.named_shortly(data),
             finished.outcome if finished else unfinished,
-            describe.first_line(finished.message, 100) if finished else "",
+            describe.first_line(said, 100),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from sparkring.history.describe import counted, dotted, duration, first_line, without_traceback
+from sparkring.history.describe import continued, counted, dotted, duration, first_line, step_noun, without_traceback
 from sparkring.history.lines import is_noise
 from sparkring.history.record import Attempt, LogLine, RunRecord
 
@@ -55,7 +55,7 @@ def saved_before(record: RunRecord, attempt: Attempt) -> str:
     saved = [each.saved for each in record.checkpoints if each.attempt == attempt.number]
     last = max((each for each in saved if each.kind == "sparkring"), key=lambda each: each.time, default=None)
     if last is not None:
-        return f"step {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} earlier"
+        return f"{step_noun(record)} {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} earlier"
     return "no new checkpoint was saved" if attempt.checkpoint else "no checkpoint was saved"
 
 
@@ -65,7 +65,7 @@ def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
     for at, attempt in enumerate(record.attempts):
         known = before[at] if at < len(before) else None
         if known is None and (at or attempt.checkpoint):
-            goes_on = f"continues from step {attempt.step:,}" if attempt.checkpoint else "starts over"
+            goes_on = f"continues {continued(record, attempt.step)}" if attempt.checkpoint else "starts over"
             told.append(f"attempt {attempt.number} {goes_on} on {_ranks(record, at)}")
         if attempt.ended and (known is None or not known.ended):
             took = duration(attempt.ended - attempt.started)
@@ -75,7 +75,7 @@ def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
 
 def _chapter(record: RunRecord, at: int) -> Chapter:
     attempt, before = record.attempts[at], record.attempts[at - 1] if at else None
-    words = [f"attempt {attempt.number}", _ranks(record, at), _went_on(attempt, before, record.outcome is None)]
+    words = [f"attempt {attempt.number}", _ranks(record, at), _went_on(record, attempt, before)]
     if attempt.ended:
         words += [duration(attempt.ended - attempt.started), f"ended: {_reason(record, attempt)}"]
         state: State = "ended"
@@ -94,13 +94,14 @@ def _ranks(record: RunRecord, at: int) -> str:
     return counted(now, "rank") + (f" instead of {before:,}" if before != now else "")
 
 
-def _went_on(attempt: Attempt, before: Attempt | None, running: bool) -> str:
-    step = f"step {attempt.step:,}"
+def _went_on(record: RunRecord, attempt: Attempt, before: Attempt | None) -> str:
+    where = continued(record, attempt.step)
     if attempt.restored:
         paused = f" after {duration(max(0.0, attempt.restored - before.ended))}" if before and before.ended else ""
-        return f"continued from {step}{paused}"
+        return f"continued {where}{paused}"
     if attempt.checkpoint:
-        return f"continues from {step}" if running and not attempt.ended else f"was to continue from {step}"
+        running = record.outcome is None and not attempt.ended
+        return f"continues {where}" if running else f"was to continue {where}"
     return "started over" if before is not None else ""
 
 

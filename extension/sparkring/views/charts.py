@@ -36,7 +36,7 @@ def charts(record: RunRecord) -> dict[str, Any]:
     found = metrics.curves(record, table)[:MOST] if table.rows else []
     if not found:
         return {}
-    axis, marks = metrics.curve_axis(table), metrics.marks(record, table)
+    axis, marks = metrics.curve_axis(record, table), metrics.marks(record, table)
     return {
         "axis": axis,
         "axes": metrics.other_axes(record, table),
@@ -133,7 +133,7 @@ def best_words(curve: Curve, axis: str) -> str:
     if curve.best is None:
         return ""
     x, value = number(curve.best[0]), number(curve.best[1])
-    return f"best {value} at {f'{axis} {x}' if axis in ('step', 'epoch') else f'{x} {axis}'}"
+    return f"best {value} at {f'{axis} {x}' if axis in ('step', 'epoch', 'batch') else f'{x} {axis}'}"
 
 
 def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:

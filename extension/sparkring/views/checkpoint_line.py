@@ -49,7 +49,7 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The checkpoints of one directory, oldest first. `noun` is what a step is called: `step` or `epoch`.
+    """The checkpoints of one directory, oldest first. `noun` is what a step is called: `step`, `epoch` or `batch`.
 
     `headers` are the titles of the columns that show each mark's `origin`.
     """
@@ -123,7 +123,7 @@ def picture(series: Series, now: float) -> str:
         *_callouts(series, places),
         *(_label(x, base, line) for x, line in lines),
     ]
-    resumed = next((f"; the resume point is step {mark.step:,}" for mark in series.marks if mark.resumes), "")
+    resumed = next((f"; the resume point is {series.noun} {mark.step:,}" for mark in series.marks if mark.resumes), "")
     said = f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"
     drawn = svg(WIDTH, whole, said, parts, 10.5)
     return f'<figure class="sr-saved">{_caption(series, metric)}{drawn}{_legend(series, len(places))}</figure>'

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from sparkring.checkpointing.entries import Entry
 from sparkring.checkpointing.inventory import Inventory
-from sparkring.history.describe import ago, counted, dotted, duration, first_line, named, number, size
+from sparkring.history.describe import ago, counted, dotted, duration, first_line, named, number, size, step_noun
 from sparkring.history.lines import plain
 from sparkring.history.record import Checkpoint, RunRecord
 from sparkring.views.checkpoint_line import (
@@ -69,7 +69,7 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
         for at, each in enumerate(found)
     )
     began = record.started if record.ended else 0.0
-    return Series(folder, marks, ("saved by",), _noun(kind), _WRITERS.get(kind, ""), began=began)
+    return Series(folder, marks, ("saved by",), _noun(kind, record), _WRITERS.get(kind, ""), began=began)
 
 
 def _earlier(found: Checkpoint) -> bool:
@@ -301,19 +301,20 @@ class CheckProgress(ProgressLine):
 def progress_words(record: RunRecord) -> str:
     """Say what was saved last: `saved step 120`; '' if nothing has been saved."""
     found = [each.saved for each in record.checkpoints if not _earlier(each)]
-    return f"saved {_noun(found[-1].kind)} {found[-1].step:,}" if found else ""
+    return f"saved {_noun(found[-1].kind, record)} {found[-1].step:,}" if found else ""
 
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
     """Return a line for each checkpoint that was found damaged since the run had the checkpoints `before`."""
     known = {each.place for each in before if each.state == "damaged"}
     return [
-        f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"
+        f"the checkpoint of {_noun(each.saved.kind, record)} {each.saved.step:,} in "
+        f"{first_line(each.saved.folder, 200)} is damaged and was skipped"
         + (f": {first_line(each.reason, REASON_CHARACTERS)}" if each.reason else "")
         for each in record.checkpoints
         if each.state == "damaged" and each.place not in known
     ]
 
 
-def _noun(kind: str) -> str:
-    return "epoch" if kind == "tensorflow" else "step"
+def _noun(kind: str, record: RunRecord) -> str:
+    return "epoch" if kind == "tensorflow" else step_noun(record)

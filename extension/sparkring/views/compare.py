@@ -106,7 +106,7 @@ def _pictures(first: RunRecord, second: RunRecord) -> str:
     found = curves(first, second)
     if not found:
         return ""
-    axis, other = (metrics.curve_axis(metrics.table(record)) for record in (first, second))
+    axis, other = (metrics.curve_axis(record, metrics.table(record)) for record in (first, second))
     if axis != other:
         return paragraph(f"The curves are not drawn, because A has curves by {axis}, and B has curves by {other}.")
     drawn = "".join(f"<div><b>{text(name)}</b>{figures([both], axis)}</div>" for name, both in found)

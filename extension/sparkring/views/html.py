@@ -27,6 +27,7 @@ from sparkring.views.sections import (
     search,
     shards,
     state,
+    stream,
     timeline,
 )
 
@@ -143,6 +144,7 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
         ranks.html(record, now, form),
         state.waiting_html(record),
         state.notices_html(record, form),
+        stream.html(record, now, form),
         search.html(record, now, form),
         items.html(record, now, form),
         metrics.html(record, now, form),

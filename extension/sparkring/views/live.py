@@ -15,6 +15,9 @@ A message is a dict of JSON values with the `run` and a `kind`:
     usage     the resources that each rank uses, and the percentage of the time that it waits for data. For each rank
               with new samples, `samples` has a row for each Sample, with the time in seconds since the run began
     search    the metric, the parameters and their importance, if the items are the trials of a search
+    stream    the figures of a stream, the seconds of each of its `parts` in all batches, and the `charted` parts. `rows`
+              has a row for each batch that is new; its columns are the FIELDS of panel/src/stream.js. `end` is the number
+              of batches that have ended so far, and the page keeps the last `kept` of them
     items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
               panel/src/items.js
 
@@ -29,8 +32,8 @@ import time as clock
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkring.history import describe, item_records, lines, metrics, progress, reading
-from sparkring.history.events import Displayed
+from sparkring.history import describe, item_records, lines, metrics, progress, reading, stream_records
+from sparkring.history.events import BatchEnded, Displayed
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.progress import Lag, Pace
 from sparkring.history.record import LogLine, RankRecord, RunRecord, Sample
@@ -88,6 +91,8 @@ class Feed:
         self._displays: tuple[Displayed, ...] = ()
         self._displays_sent: set[str] = set()
         self._search: Message = {}
+        self._stream: Message = {}
+        self._batches_ended = 0
         self._items_ended = 0
         self._items_running: tuple[ItemRecord, ...] = ()
         self._sections_due = 0.0
@@ -101,7 +106,7 @@ class Feed:
         found = self._new_lines(record)
         if drawn := ended or now >= self._sections_due:
             found += self._new_sections(record, now) + self._new_displays(record)
-            found += self._new_items(record) + self._new_usage(record, now)
+            found += self._new_items(record) + self._new_batches(record) + self._new_usage(record, now)
         if drawn or now >= self._state_due:
             began = clock.monotonic()
             state = state_message(record, now)
@@ -165,6 +170,17 @@ class Feed:
         self._usage, self._samples = usage, {**self._samples, **new}
         rows = {rank: [_row(each, record.started) for each in samples] for rank, samples in new.items()}
         return [{**usage, "samples": rows}]
+
+    def _new_batches(self, record: RunRecord) -> list[Message]:
+        if record.stream is None:
+            return []
+        told = stream_message(record)
+        if told == self._stream:
+            return []
+        new = min(told["end"] - self._batches_ended, len(record.stream.recent))
+        self._stream, self._batches_ended = told, told["end"]
+        batches = record.stream.recent[len(record.stream.recent) - new :]
+        return [{**told, "rows": [_batch(each, record.started) for each in batches]}]
 
     def _new_items(self, record: RunRecord) -> list[Message]:
         if record.items is None:
@@ -253,6 +269,32 @@ def search_message(record: RunRecord) -> Message:
     }
 
 
+# ── Streams ───────────────────────────────────────────────────────────────────
+
+
+def stream_message(record: RunRecord) -> Message:
+    """Return the figures of a stream, without the rows of its batches."""
+    found = record.stream
+    assert found is not None
+    return {
+        "kind": "stream",
+        "facts": lines.plain(describe.stream_facts(record)),
+        "figures": describe.stream_figures(record),
+        "last": found.last.time if found.last else 0,
+        "parts": [round(time, 3) for time in describe.parts_s(found)],
+        "shares": describe.shares(found),
+        "charted": describe.charted(found),
+        "end": found.batches + found.replayed + found.passed_over + found.empty,
+        "kept": stream_records.RECENT,
+    }
+
+
+def _batch(found: BatchEnded, began: float) -> list[Any]:
+    """Return the row of a batch: the FIELDS of panel/src/stream.js."""
+    times = [float(f"{time:.4g}") for time in describe.parts_s(found)]
+    return [found.batch_id, found.rows, found.how, times, found.saved, round(found.time - began, 2)]
+
+
 # ── State ─────────────────────────────────────────────────────────────────────
 
 
@@ -272,6 +314,9 @@ def state_message(record: RunRecord, now: float) -> Message:
         left = describe.items_left(record, now) if running else ""
         if record.outcome == "finished":
             words = describe.items(record)
+    if record.stream is not None:  # a stream has no end, so no fraction of it is complete
+        fraction, left = None, ""
+        words = describe.dotted(describe.stream(record), describe.gpu_words(record.gpus) if running else "")
     return {
         "kind": "state",
         "state": record.outcome or ("running" if record.running_since else "starting"),
@@ -283,7 +328,7 @@ def state_message(record: RunRecord, now: float) -> Message:
         "took": describe.took(record, now) if record.ended else "",
         "error": "" if record.failed_rank is None else describe.explain_failure(record),
         "failed_rank": record.failed_rank,
-        "waiting": "" if record.running_since or not running else describe.outcome(record),
+        "waiting": "" if record.running_since or record.stream or not running else describe.outcome(record),
         "fraction": fraction,
         "progress": words,
         "left": left,
@@ -296,6 +341,8 @@ def state_message(record: RunRecord, now: float) -> Message:
         ],
         "lag": describe.lag_words(lags, reading.causes(record, now) if lags else {}),
         "reports": len(record.metrics),
+        "noun": describe.step_noun(record),
+        "streamed": record.stream is not None,
         "pooled": record.items is not None,
         "ranks": _ranks(record, lags),
     }
@@ -322,7 +369,7 @@ def _ranks(record: RunRecord, lags: Sequence[Lag]) -> Message:
         "lines": [rank.line_count for rank in record.ranks],
         "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in told],
         "step": [each.step if each else None for each in told],
-        "done": [None if each.fraction is None else round(each.fraction, 4) for each in pace],
+        "done": [None if each.fraction is None or record.stream else round(each.fraction, 4) for each in pace],
         "rate": [None if each.rate is None else float(f"{each.rate:.2g}") for each in pace],
         "behind": {lag.rank: lag.steps for lag in lags},
         "gpu": {rank.rank: describe.gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},

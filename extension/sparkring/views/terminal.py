@@ -120,7 +120,10 @@ class TerminalView:
         words = [describe.progress_words(found) if found else describe.outcome(record)]
         if record.items is not None:
             words = [describe.items_progress(record, now), describe.items_left(record, now)]
-        words += [reading.progress_words(record, now), checkpoints.progress_words(record)]
+        if record.stream is not None:
+            words = [describe.stream(record), describe.stream_idle(record, now)]
+        words += [reading.progress_words(record, now)]
+        words += [checkpoints.progress_words(record)] if record.stream is None else []
         words += describe.metric_words(record, 4)
         words += [describe.gpu_words(record.gpus), describe.duration(int(describe.elapsed_s(record, now)))]
         self._progress_due = began + max(PROGRESS_EVERY_S, 10 * (self._clock() - began))

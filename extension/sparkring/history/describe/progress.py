@@ -8,6 +8,7 @@ from types import MappingProxyType
 from sparkring.history import metrics
 from sparkring.history.describe.item_runs import items, items_rate
 from sparkring.history.describe.run import elapsed_s, ranks, states
+from sparkring.history.describe.streams import stream
 from sparkring.history.describe.text import (
     METRICS_NAMED,
     counted,
@@ -40,7 +41,11 @@ def outcome(record: RunRecord) -> str:
     """Return the run's state or outcome in one line: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
     if record.items is not None and record.outcome in (None, "finished"):
         return items(record)
+    if record.stream is not None and record.outcome in (None, "finished"):
+        return stream(record)
     if record.outcome is None:
+        if record.warm and not record.running_since:  # a stream begins on ranks that are up
+            return f"starting on {ranks(record)}"
         if all(rank.state == "starting" for rank in record.taking_part):
             whole = counted(record.size, "rank")
             return f"{record.joined} of {whole} {'has' if record.size == 1 else 'have'} connected"
@@ -59,9 +64,13 @@ def closing(record: RunRecord, now: float) -> str:
     took = duration(elapsed_s(record, now) if record.ended else int(elapsed_s(record, now)))
     if len(record.attempts) > 1:
         took += f" after {counted(len(record.attempts) - 1, 'restart')}"
-    words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
+    if record.stream is not None:
+        running_or_well = record.outcome in (None, "finished")
+        words = [outcome(record), took, "" if running_or_well else stream(record)]
+    else:
+        words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
     saved = [each.saved for each in record.checkpoints if each.state == "committed" and each.saved.kind == "sparkring"]
-    words += [f"last saved step {saved[-1].step:,}"] if saved and record.items is None else []
+    words += [f"last saved step {saved[-1].step:,}"] if saved and record.items is None and record.stream is None else []
     return plain(dotted(*words, items_rate(record, now), *metric_words(record, METRICS_NAMED)))
 
 

@@ -56,7 +56,7 @@ def _attempt(record: RunRecord) -> list[str]:
 def quick(record: RunRecord) -> bool:
     """Return whether a run on a warm gang finished quickly and has nothing to show except its ranks' output."""
     took = record.ended - record.started
-    told = record.metrics or record.checkpoints or any(rank.readings for rank in record.ranks)
+    told = record.stream or record.metrics or record.checkpoints or any(rank.readings for rank in record.ranks)
     return record.warm and record.outcome == "finished" and took < QUICK_S and not told
 
 

@@ -92,8 +92,13 @@ def rank_numbers(ranks: Iterable[int]) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return a count with its noun: `1 line`, `4,812 lines`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    """Return a count with its noun: `1 line`, `4,812 lines`, `12 batches`."""
+    return f"{count:,} {what if count == 1 else plural(what)}"
+
+
+def plural(what: str) -> str:
+    """Return the plural of a noun: `lines`, `batches`."""
+    return f"{what}{'es' if what.endswith('ch') else 's'}"
 
 
 def span(values: Sequence[float], write: Callable[[Any], str]) -> str:

@@ -38,12 +38,12 @@ def _html(record: RunRecord, form: Form) -> str:
         return ""
     rows = table.newest(ROWS_SHOWN if form != "stacked" else ROWS_LIVE)
     labelled = [(table.label(row), [found.get(name) for name in table.names]) for row, found in rows]
-    note = f"the last {len(rows)} of {counted(len(table.rows), table.by)}" if len(rows) < len(table.rows) else ""
+    note = f"the last {len(rows)} of {counted(len(table.rows), metrics.noun(record, table))}" if len(rows) < len(table.rows) else ""
     if form == "stacked":
         # Empty rows keep space for later epochs, so that the content below does not move.
         expected = min(ROWS_LIVE, record.metrics[-1].epochs or 0)
         labelled += [("\xa0", [None] * len(table.names))] * (expected - len(rows))
-    shown = _table((table.by, *table.names), labelled, "" if form == "stacked" else note)
+    shown = _table((metrics.noun(record, table), *table.names), labelled, "" if form == "stacked" else note)
     pictures = _pictures(record, table) if form == "final" else ""
     by_rank = f'<div class="sr-by-rank">{_by_rank(record, table)}</div>' if form == "tab" else ""
     numbers = f'<div role="group" tabindex="0" aria-label="metrics">{shown}{by_rank}</div>'
@@ -71,7 +71,7 @@ def _pictures(record: RunRecord, table: Table) -> str:
     found = metrics.curves(record, table, POINTS)[: charts.MOST]
     if not found:
         return ""
-    axis, marks = metrics.curve_axis(table), metrics.marks(record, table)
+    axis, marks = metrics.curve_axis(record, table), metrics.marks(record, table)
     said = charts.legend(found, marks)
     return f'<div class="sr-charts">{figures(found, axis, marks)}{paragraph(said)}</div>'
 

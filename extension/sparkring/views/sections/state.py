@@ -29,7 +29,7 @@ def waiting_html(record: RunRecord) -> str:
         return ""
     if record.running_since:
         return "".join(note(f"rank {asked.rank} asks: {describe.question(asked)}") for asked in record.questions)
-    return f"<div>{text(describe.outcome(record))}</div>"
+    return f"<div>{text(describe.outcome(record))}</div>" if record.stream is None else ""
 
 
 def notices_html(record: RunRecord, form: Form) -> str:
@@ -42,6 +42,8 @@ def progress_html(record: RunRecord, now: float) -> str:
     """Return the progress of the run in words and, during the run, also as a bar."""
     if record.items is not None:
         return _items_progress_html(record, now)
+    if record.stream is not None:  # a stream has no end, so there is no bar
+        return note(describe.dotted(describe.stream(record), describe.stream_idle(record, now)))
     found = None if record.outcome == "finished" else progress.slowest(record, record.ended or now)
     if found is None:
         return ""

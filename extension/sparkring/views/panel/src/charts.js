@@ -10,7 +10,7 @@ const GREEN = "#23935a", RED = "#dd4a45"; // as in markup.py
 const TICK = 6; // px: the height of a checkpoint's mark
 const RING = 4; // px: the radius of the mark of the best value
 const NEAR = 8; // px: the largest distance from a rank's line at which a click selects the rank
-const FONT = "11px system-ui, sans-serif";
+export const FONT = "11px system-ui, sans-serif";
 // The intervals of the axis are whole numbers, because steps and epochs are whole numbers. Intervals of time are whole seconds,
 // minutes, hours or days.
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();

@@ -12,11 +12,12 @@ import { ask, mayAsk } from "./notify.js";
 import { Overview } from "./overview.js";
 import { RankView } from "./ranks.js";
 import { SearchView } from "./searchview.js";
+import { StreamView } from "./streamview.js";
 import { duration } from "./words.js";
 
 export const KERNEL_GONE = "ended with the kernel";
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
-const TABS = ["overview", "search", "items", "logs", "metrics", "shards", "checkpoints", "restarts", "displays", "timeline", "code"];
+const TABS = ["stream", "overview", "search", "items", "logs", "metrics", "shards", "checkpoints", "restarts", "displays", "timeline", "code"];
 // The tooltips of tabs without content.
 const NOTHING = { metrics: "no metrics have been reported", shards: "no data set has been read with a reader that reports it",
   checkpoints: "no checkpoint has been saved", restarts: "the run has not been restarted", displays: "no rank has called display() or plt.show()", timeline: "no timeline has been recorded; use %%horovod --timeline",
@@ -26,7 +27,7 @@ const BOX_PADDING = 6, OVER_ROOM = 306; // px; panel.css has the same padding an
 
 // These tabs show only the selected ranks, or highlight them. If the user selects a rank in another tab, the panel shows the
 // rank's lines.
-const KEEPS_TAB = new Set(["overview", "metrics", "displays"]);
+const KEEPS_TAB = new Set(["stream", "overview", "metrics", "displays"]);
 
 let panels = 0;
 
@@ -43,6 +44,7 @@ export class Panel {
     this.log = new LogView(this, LOOK);
     this.items = new ItemsView(this);
     this.search = new SearchView(this);
+    this.stream = new StreamView(this);
     this.charts = new ChartsView(this, () => this.chartRoom(this.bodies.metrics));
     this.displays = new DisplaysView(this);
     this.numbers = make("div");
@@ -50,11 +52,12 @@ export class Panel {
     this.bodies.logs.append(this.log.element);
     this.bodies.items.append(this.items.element);
     this.bodies.search.append(this.search.element);
+    this.bodies.stream.append(this.stream.element);
     this.bodies.displays.append(this.displays.element);
     this.bodies.metrics.append(this.charts.element, this.numbers);
     place.append(this.root);
     this.resized = new ResizeObserver(() => this.schedule());
-    const sized = [this.log.box, this.overview.element, this.overview.log.box, this.charts.element, this.bodies.metrics, this.search.element, this.items.element];
+    const sized = [this.log.box, this.overview.element, this.overview.log.box, this.charts.element, this.bodies.metrics, this.search.element, this.items.element, this.stream.element];
     for (const each of sized) this.resized.observe(each);
     // When the theme changes, front ends change attributes of these two elements. The charts must then be drawn again,
     // because they use the theme's text colour.
@@ -104,7 +107,7 @@ export class Panel {
       this.failure, this.advice, this.ranks.element, this.notices, this.input.element, list, body);
   }
 
-  // Return whether a tab has content. A run of items has no overview of ranks, and only a search has trials.
+  // Return whether a tab has content. A run of items has no overview of ranks, only a search has trials, and only a stream has batches.
   isThere(name) {
     return !this.buttons[name].hidden && this.buttons[name].getAttribute("aria-disabled") === "false";
   }
@@ -203,6 +206,7 @@ export class Panel {
       if (this.tab === "overview" && !this.overview.draw()) this.schedule();
       if (this.tab === "items" && !this.items.draw(this.now() - (this.run.state?.started ?? 0))) this.schedule();
       if (this.tab === "search") this.search.draw();
+      if (this.tab === "stream") this.stream.draw();
       if (this.tab === "logs" && !this.log.draw()) this.schedule();
       if (this.run.displays && !this.isThere("displays")) this.setThere("displays", true);
       if (this.tab === "displays") this.displays.draw();
@@ -212,13 +216,14 @@ export class Panel {
 
   // Show the tabs for this kind of run.
   arrange() {
-    const pooled = Boolean(this.run.state?.pooled), searched = Boolean(this.run.search);
-    if (this.pooled === pooled && this.searched === searched) return;
-    Object.assign(this, { pooled, searched });
+    const pooled = Boolean(this.run.state?.pooled), searched = Boolean(this.run.search), streamed = Boolean(this.run.state?.streamed);
+    if (this.pooled === pooled && this.searched === searched && this.streamed === streamed) return;
+    Object.assign(this, { pooled, searched, streamed });
     this.buttons.overview.hidden = pooled;
     this.buttons.items.hidden = !pooled;
     this.buttons.search.hidden = !searched;
-    this.select(searched ? "search" : pooled ? "items" : "overview");
+    this.buttons.stream.hidden = !streamed;
+    this.select(streamed ? "stream" : searched ? "search" : pooled ? "items" : "overview");
   }
 
   drawState() {
@@ -239,7 +244,8 @@ export class Panel {
     put(this.stop, stopping ? "stopping …" : "■ Stop");
     const share = state.state === "finished" ? 1 : state.fraction;
     this.bar.style.width = `${100 * (share ?? 0)}%`;
-    this.bar.setAttribute("aria-valuenow", String(Math.round(100 * (share ?? 0))));
+    if (share == null) this.bar.removeAttribute("aria-valuenow"); // how much is left is not known
+    else this.bar.setAttribute("aria-valuenow", String(Math.round(100 * share)));
     const words = [state.waiting, state.progress, state.left, ...state.last].filter(Boolean).join(" · ");
     put(this.words, words || "\u00a0");
     this.words.parentElement.hidden = over && !words;
@@ -283,6 +289,7 @@ export class Panel {
     this.charts.remove();
     this.overview.remove();
     this.items.remove();
+    this.stream.remove();
     this.root.remove();
   }
 }

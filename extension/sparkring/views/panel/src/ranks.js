@@ -78,10 +78,10 @@ export class RankView {
     const step = ranks.step[rank], epoch = ranks.epoch[rank], rate = ranks.rate[rank], done = letter === "f" ? 1 : ranks.done[rank];
     const host = ranks.hosts[ranks.host[rank]], gpu = ranks.gpu[rank] ?? "";
     const waiting = usage.waiting[rank] ?? null, waits = waiting === null ? "" : `waits for data ${waiting} %`;
-    const speed = rate == null ? "" : `${number(rate)} steps/s`, quiet = silence === null ? "" : duration(silence);
+    const { noun } = this.panel.run.state, speed = rate == null ? "" : `${number(rate)} ${noun === "batch" ? "batches" : "steps"}/s`, quiet = silence === null ? "" : duration(silence);
     const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${(behind || usage.starves.includes(rank)) && !silent ? " sr-slow" : ""}`;
     const title = [`rank ${rank} ${STATE_WORDS[letter]}`, host, ranks.pid[rank] && `process ${ranks.pid[rank]}`, usage.words(rank), gpu,
-      epoch != null && `epoch ${epoch}`, step != null && `step ${step}`, done != null && `${Math.floor(100 * done)} % of the run`, speed,
+      epoch != null && `epoch ${epoch}`, step != null && `${noun} ${step}`, done != null && `${Math.floor(100 * done)} % of the run`, speed,
       `${ranks.lines[rank].toLocaleString("en")} lines`, quiet && `last message ${quiet} ago`, waits && `${waits} of the time`,
       behind && `${behind} steps behind the others`, ranks.failure[rank]].filter(Boolean).join(", ");
     const place = [epoch != null && `e${epoch}`, step != null && `${epoch != null ? "· " : ""}${step}`].filter(Boolean).join(" ");

@@ -8,6 +8,7 @@ import { Lines } from "./lines.js";
 import { tellEnd } from "./notify.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
 import { joined } from "./series.js";
+import { Stream } from "./stream.js";
 import { Usage } from "./usage.js";
 import { duration } from "./words.js";
 
@@ -24,6 +25,7 @@ class Run {
     this.model = model;
     this.lines = new Lines();
     this.items = new Items();
+    this.stream = new Stream();
     this.usage = new Usage();
     this.state = null;
     this.html = {};
@@ -51,6 +53,7 @@ class Run {
       if (ends && this.panels.size) tellEnd(message);
     } else if (message.kind === "usage") this.usage.hear(message);
     else if (message.kind === "items") this.items.add(message);
+    else if (message.kind === "stream") this.stream.add(message);
     else if (message.kind === "search") this.search = message;
     else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "charts") this.curves = joined(this.curves, message);

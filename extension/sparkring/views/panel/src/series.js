@@ -43,7 +43,7 @@ export function axesOf({ axis, axes, charts }) {
 
 // Return a position in words, such as "step 61", "61 steps in total" or "1 min 01 s".
 export function placed(axis, x) {
-  return axis === "time" ? duration(x) : axis === "step" || axis === "epoch" ? `${axis} ${number(x)}` : `${number(x)} ${axis}`;
+  return axis === "time" ? duration(x) : ["step", "epoch", "batch"].includes(axis) ? `${axis} ${number(x)}` : `${number(x)} ${axis}`;
 }
 
 // Return a chart with its positions on `axis`. Steps that a restart has undone become positions of the same axis, and

@@ -1,0 +1,157 @@
+"""Describes a run that trains on a stream: its progress, its rates, and how it spends its time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from sparkring.history.describe.text import counted, dotted, duration
+from sparkring.history.events import BatchEnded
+from sparkring.history.record import RunRecord
+from sparkring.history.stream_records import StreamRecord
+
+# The parts of the time that a batch takes, in the order in which charts stack them.
+PARTS = ("moving", "reading", "training", "saving", "waiting")
+RATE_S = 60.0  # during a run, rates are measured over this time before the end of the last batch
+WAITS_LONG = 3.0  # if the ranks wait so many times as long as they work, a chart leaves the waiting out
+
+
+def stream(record: RunRecord) -> str:
+    """Describe a stream in one line: `batch 137 · 12,800 rows · 5,200 rows/s · saved after batch 136 · 2 empty`.
+
+    After the run, the line begins with `ended after batch 137`. Return '' if the run does not train on a stream.
+    """
+    found = record.stream
+    if found is None:
+        return ""
+    last = found.last
+    if last is None and record.outcome is not None:
+        return "ended before the first batch"
+    if last is None:
+        begins = "waiting for the first batch"
+        return begins if found.began.saved is None else f"continues after batch {found.began.saved:,} · {begins}"
+    where = f"{'batch' if record.outcome is None else 'ended after batch'} {last.batch_id:,}"
+    trained, _ = stream_rates(record)
+    saved = f"saved {saved_after(record)}" if saved_after(record) else ""
+    backlog = f"backlog {_backlog(found)}" if found.backlog_rows and record.outcome is None else ""
+    others = [f"{count:,} {name}" for name, count in other_endings(found)]
+    return dotted(where, counted(found.rows, "row"), _rate(trained), backlog, saved, *others)
+
+
+def stream_idle(record: RunRecord, now: float) -> str:
+    """Say how long no batch has ended, if this is much longer than usual: `no batch for 12 s`; otherwise return ''."""
+    found = record.stream
+    if found is None or found.last is None or record.outcome is not None:
+        return ""
+    usual = max((later.time - each.time for each, later in itertools.pairwise(found.recent)), default=0.0)
+    idle_s = now - found.last.time
+    return f"no batch for {duration(int(idle_s))}" if idle_s > max(5.0, 2 * usual) else ""
+
+
+def stream_figures(record: RunRecord) -> list[tuple[str, str]]:
+    """Return what is known about a stream, as pairs of a name and a value: `("rows", "12,800")`. Leave out the rest."""
+    found = record.stream
+    if found is None:
+        return []
+    over = record.outcome is not None
+    trained, arriving = stream_rates(record)
+    figures = [
+        ("last batch" if over else "batch", f"{found.last.batch_id:,}" if found.last else ""),
+        ("rows", f"{found.rows:,}" if found.last else ""),
+        ("trained, on average" if over else "trained", _rate(trained)),
+        ("arriving", "" if arriving is None or over else _rate(arriving) or "0 rows/s"),
+        ("backlog", "" if found.backlog_rows is None else _backlog(found)),
+        ("saved", saved_after(record)),
+        *((name, counted(count, "batch")) for name, count in other_endings(found)),
+    ]
+    return [(name, value) for name, value in figures if value]
+
+
+def stream_facts(record: RunRecord) -> str:
+    """Say where the rows come from, and which variables are saved: `from df · saves model, optimizer after …`."""
+    found = record.stream
+    if found is None:
+        return ""
+    every = found.began.save_every
+    often = "after every batch" if every == 1 else f"after every {every:,} batches"
+    state = f"saves {', '.join(found.began.state)} {often}" if found.began.state and record.checkpoint_dir else ""
+    return dotted(f"from {found.began.source}" if found.began.source else "", state)
+
+
+def stream_rates(record: RunRecord) -> tuple[float, float | None]:
+    """Return the rows per second that are trained, and that arrive in the source; the latter is None if not known.
+
+    During the run, these are the rates of the last RATE_S seconds. After the run, they are those of the whole run.
+    """
+    found = record.stream
+    if found is None or found.last is None:
+        return 0.0, None
+    took_s = found.busy_s + found.waiting_s
+    whole = found.rows / took_s if took_s else 0.0
+    since = found.last.time - RATE_S
+    recent = [each for each in found.recent if each.time >= since]
+    recent = recent if recent[1:] else list(found.recent[-2:])
+    past_s = recent[-1].time - recent[0].time
+    if record.outcome is not None or past_s <= 0:
+        return whole, None
+    rows = sum(each.rows for each in recent[1:] if each.how == "trained")
+    before, after = recent[0].backlog_rows, recent[-1].backlog_rows
+    arriving = None if before is None or after is None else max(0.0, (rows + after - before) / past_s)
+    return rows / past_s, arriving
+
+
+def saved_after(record: RunRecord) -> str:
+    """Say which batches the last checkpoint covers: `after batch 136`; '' if the run saves no checkpoints."""
+    if record.stream is None or not record.checkpoint_dir:
+        return ""
+    return "not yet" if record.stream.saved is None else f"after batch {record.stream.saved:,}"
+
+
+def other_endings(found: StreamRecord) -> list[tuple[str, int]]:
+    """Return how many batches were replayed, passed over or empty, with these words. Leave out what did not happen."""
+    counts = (("replayed", found.replayed), ("passed over", found.passed_over), ("empty", found.empty))
+    return [(name, count) for name, count in counts if count]
+
+
+def parts_s(timed: BatchEnded | StreamRecord) -> tuple[float, ...]:
+    """Return the seconds of each of the PARTS, for a batch or for all batches of a stream."""
+    return timed.moving_s, timed.reading_s, timed.training_s, timed.saving_s, timed.waiting_s
+
+
+def mean_parts_s(batches: Sequence[BatchEnded]) -> tuple[float, ...]:
+    """Return the mean of parts_s() over some batches; zeros if there are none."""
+    columns = zip(*map(parts_s, batches), strict=True)
+    return tuple(sum(column) / len(batches) for column in columns) or (0.0,) * len(PARTS)
+
+
+def charted(found: StreamRecord) -> tuple[str, ...]:
+    """Return the PARTS that a chart shows at first: all, or all but the waiting if it would dwarf the others."""
+    return PARTS[:-1] if found.waiting_s > WAITS_LONG * found.busy_s else PARTS
+
+
+def shares(found: StreamRecord) -> list[str]:
+    """Return the percentage of the time that each of the PARTS takes, in the same order: `62 %`, `< 1 %`."""
+    times = parts_s(found)
+    whole = sum(times) or 1.0
+    return ["< 1 %" if 0 < time < 0.005 * whole else f"{100 * time / whole:.0f} %" for time in times]
+
+
+def step_noun(record: RunRecord) -> str:
+    """Return what a step of a run is called: `batch` for a stream, because checkpoints and metrics are by batch."""
+    return "step" if record.stream is None else "batch"
+
+
+def continued(record: RunRecord, step: int) -> str:
+    """Return where an attempt continues: `from step 120`, or `after batch 45` for a stream."""
+    return f"from step {step:,}" if record.stream is None else f"after batch {step:,}"
+
+
+def _backlog(found: StreamRecord) -> str:
+    seconds = f" ({duration(found.backlog_s)})" if found.backlog_s and found.backlog_rows else ""
+    return f"{counted(found.backlog_rows or 0, 'row')}{seconds}"
+
+
+def _rate(rate: float) -> str:
+    if not rate:
+        return ""
+    return f"{rate:.2g} rows/s" if rate < 9.95 else f"{float(f'{rate:.3g}'):,.0f} rows/s"
