@@ -1,4 +1,4 @@
-"""What the record of a stream says about its model processes, which take up new checkpoints: each process is an item."""
+"""What the record of a stream says about the model processes that take up new checkpoints. Each is an item."""
 
 from __future__ import annotations
 
