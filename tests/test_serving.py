@@ -350,6 +350,16 @@ def test_versions_of_a_batch(spark, tmp_path):
     }
 
 
+@pytest.mark.parametrize(("options", "evaluations"), [({}, 2), ({"refresh_s": 5}, 1)])
+def test_a_filter_sees_the_same_predictions(spark, tmp_path, capsys, options, evaluations):
+    """With new checkpoints, a second evaluation of a prediction could have another result."""
+    save(checkpoints(tmp_path), 3, 10.0)
+    stream = spark.readStream.format("rate").load().selectExpr("array(cast(value AS double)) AS x")
+    scored = sparkring.predict(stream, tmp_path, make_model, inputs=["x"], returns="double", **options)
+    scored.where("prediction > 5").explain()
+    assert capsys.readouterr().out.count("ArrowEvalPython") == evaluations
+
+
 def test_arguments(spark, tmp_path):
     store = checkpoints(tmp_path / "ml")
     save(store, 3, 10.0)
