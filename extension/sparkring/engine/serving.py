@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The record of a stream's model processes, which take up new checkpoints. Each process is an item of the record."""
-=======
 """What the record of a stream says about the model processes that take up new checkpoints. Each is an item."""
->>>>>>> serve
 
 from __future__ import annotations
 
