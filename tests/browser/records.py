@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from sparkring.history.events import (
     AttemptEnded,
     AttemptStarted,
+    BatchEnded,
     CapturedName,
     CheckpointDamaged,
     CheckpointSaved,
@@ -37,6 +38,7 @@ from sparkring.history.events import (
     SearchBegan,
     Searched,
     SearchEnded,
+    StreamBegan,
     TensorTimes,
     TimelineSaved,
     UserMessage,
@@ -213,6 +215,20 @@ def _items(*, search: bool) -> list[Event]:
     return [*found, *([SearchEnded(NOW, {"lr": 0.75, "width": 0.25})] if search else [])]
 
 
+def _batches() -> Iterator[Event]:
+    """Yield the events of forty batches of a stream. New ranks have trained on two of them again."""
+    yield StreamBegan(BEGAN + 1, "`sensors`", ("model", "optimizer"), None, 5)
+    for batch in range(40):
+        time = BEGAN + 2 + batch
+        for rank in range(2):
+            yield Metrics({"loss": math.exp(-batch / 9) + rank / 40}, step=batch, time=time, rank=rank)
+        saved, how = batch % 5 == 4, "replayed" if batch in (20, 21) else "trained"
+        if saved:
+            yield CheckpointSaved("/ckpt/live", str(batch), batch, 4_200_000, time=time, rank=0)
+        saving_s = 0.08 if saved else 0.0
+        yield BatchEnded(time, batch, 640 + batch, how, 0.5, 0.02, 0.01, 0.3, saving_s, saved, 5_000 + 40 * batch)
+
+
 _MANY = [RankFailed(NOW - 2, 700, _FAILURE), *(RankExited(NOW - 1, rank) for rank in range(690, 700))]
 
 RECORDS: dict[str, RunRecord] = {
@@ -234,6 +250,7 @@ RECORDS: dict[str, RunRecord] = {
     "timeline": _record(_TIMELINE, *_ended()),
     "items": _record(*_items(search=False), RunFinished(NOW, "failed", "17 of 20 items finished · 3 failed"), size=2),
     "search": _record(*_items(search=True), RunFinished(NOW, "finished"), size=2),
+    "stream": _record(*_batches(), *_ended(size=2), size=2, warm=True, checkpoint_dir="/ckpt/live"),
     "many": _record(*_MANY, *_ended("failed", 700, 1024), size=1024),
     "quick": _record(
         Output("stdout", b"hello\n", time=BEGAN + 0.1, rank=1), RunFinished(BEGAN + 0.2, "finished"), warm=True

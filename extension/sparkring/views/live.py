@@ -15,9 +15,9 @@ A message is a dict of JSON values with the `run` and a `kind`:
     usage     the resources that each rank uses, and the percentage of the time that it waits for data. For each rank
               with new samples, `samples` has a row for each Sample, with the time in seconds since the run began
     search    the metric, the parameters and their importance, if the items are the trials of a search
-    stream    the figures of a stream, the seconds of each of its `parts` in all batches, and the `charted` parts. `rows`
-              has a row for each batch that is new; its columns are the FIELDS of panel/src/stream.js. `end` is the number
-              of batches that have ended so far, and the page keeps the last `kept` of them
+    stream    the figures of a stream, the seconds that all batches together have spent in each of the `parts`, and the
+              parts that the chart shows at first. `rows` has a row for each new batch. Its columns are the FIELDS of
+              panel/src/stream.js. `end` is the number of batches so far; the page keeps the last `kept` of them
     items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
               panel/src/items.js
 

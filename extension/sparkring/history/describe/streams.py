@@ -13,6 +13,7 @@ from sparkring.history.stream_records import StreamRecord
 # The parts of the time that a batch takes, in the order in which charts stack them.
 PARTS = ("moving", "reading", "training", "saving", "waiting")
 RATE_S = 60.0  # during a run, rates are measured over this time before the end of the last batch
+NOT_YET = "not yet"
 WAITS_LONG = 3.0  # if the ranks wait so many times as long as they work, a chart leaves the waiting out
 
 
@@ -32,7 +33,8 @@ def stream(record: RunRecord) -> str:
         return begins if found.began.saved is None else f"continues after batch {found.began.saved:,} · {begins}"
     where = f"{'batch' if record.outcome is None else 'ended after batch'} {last.batch_id:,}"
     trained, _ = stream_rates(record)
-    saved = f"saved {saved_after(record)}" if saved_after(record) else ""
+    covered = saved_after(record)
+    saved = "not saved yet" if covered == NOT_YET else covered and f"saved {covered}"
     backlog = f"backlog {_backlog(found)}" if found.backlog_rows and record.outcome is None else ""
     others = [f"{count:,} {name}" for name, count in other_endings(found)]
     return dotted(where, counted(found.rows, "row"), _rate(trained), backlog, saved, *others)
@@ -104,7 +106,7 @@ def saved_after(record: RunRecord) -> str:
     """Say which batches the last checkpoint covers: `after batch 136`; '' if the run saves no checkpoints."""
     if record.stream is None or not record.checkpoint_dir:
         return ""
-    return "not yet" if record.stream.saved is None else f"after batch {record.stream.saved:,}"
+    return NOT_YET if record.stream.saved is None else f"after batch {record.stream.saved:,}"
 
 
 def other_endings(found: StreamRecord) -> list[tuple[str, int]]:

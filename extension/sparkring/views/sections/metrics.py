@@ -38,7 +38,11 @@ def _html(record: RunRecord, form: Form) -> str:
         return ""
     rows = table.newest(ROWS_SHOWN if form != "stacked" else ROWS_LIVE)
     labelled = [(table.label(row), [found.get(name) for name in table.names]) for row, found in rows]
-    note = f"the last {len(rows)} of {counted(len(table.rows), metrics.noun(record, table))}" if len(rows) < len(table.rows) else ""
+    note = (
+        f"the last {len(rows)} of {counted(len(table.rows), metrics.noun(record, table))}"
+        if len(rows) < len(table.rows)
+        else ""
+    )
     if form == "stacked":
         # Empty rows keep space for later epochs, so that the content below does not move.
         expected = min(ROWS_LIVE, record.metrics[-1].epochs or 0)

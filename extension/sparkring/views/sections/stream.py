@@ -10,7 +10,7 @@ from sparkring.history.describe import PARTS, counted, duration, parts_s
 from sparkring.history.record import RunRecord
 from sparkring.history.stream_records import StreamRecord
 from sparkring.views.figure import Drawing, figure, pictures, ticked
-from sparkring.views.markup import AMBER, BLUE, GREEN, RED, details, note, tint
+from sparkring.views.markup import AMBER, BLUE, GREEN, RED, details, note, paragraph, tint
 from sparkring.views.sections import Form
 from sparkring.views.tables import bare_table
 
@@ -64,7 +64,7 @@ def _picture(found: StreamRecord) -> str:
     said = f"seconds per batch of the last {counted(len(found.recent), 'batch')}{left_out}"
     drawn = figure(f"<figcaption>seconds per batch: {words}{left_out}</figcaption>", picture, said)
     replayed = any(each.how == "replayed" for each in found.recent)
-    legend = note("red: trained again on new ranks") if replayed else ""
+    legend = paragraph("red: trained again on new ranks" if replayed else "")
     return f'<div class="sr-charts">{drawn}{legend}</div>'
 
 

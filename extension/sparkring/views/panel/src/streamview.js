@@ -7,7 +7,7 @@ import { PARTS, PART_COLOURS, seconds, span, stacked, told } from "./stream.js";
 import { duration } from "./words.js";
 
 const RED = "#dd4a45"; // as in markup.py
-const LEAST_HEIGHT = 150, MOST_HEIGHT = 260; // px
+const LEAST_HEIGHT = 140, MOST_HEIGHT = 260; // px
 const TICK = 3; // px: the height of the mark of a batch that was trained again
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
@@ -44,7 +44,7 @@ export class StreamView {
 
   // Return the height that is available for the charts.
   room() {
-    return this.panel.chartRoom(this.panel.bodies.stream) - (this.grid.offsetTop - this.element.offsetTop);
+    return this.panel.chartRoom(this.panel.bodies.stream) - this.grid.offsetTop;
   }
 
   draw() {
@@ -72,7 +72,7 @@ export class StreamView {
   drawBars(message, batches) {
     const width = this.place.clientWidth, colour = getComputedStyle(this.element).color;
     const shown = new Set(PARTS.filter((name) => this.choice.get(name) ?? message.charted.includes(name)));
-    const around = this.place.offsetTop - this.bars.offsetTop + (this.legend.hidden ? 4 : 22);
+    const around = this.place.offsetTop + (this.legend.hidden ? 4 : 22);
     const height = Math.min(Math.max(this.room() - around, LEAST_HEIGHT), MOST_HEIGHT);
     const signature = [message, width, height, colour, devicePixelRatio, [...shown].join()];
     if (!width || signature.every((each, at) => each === this.drawn?.[at])) return;
