@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ from waiting import until
 import sparkring
 from sparkring import checkpoints
 from sparkring.checkpointing.store import Store
+from sparkring.checkpointing.stream_state import StreamState
 from sparkring.data.columns import Making
 from sparkring.data.layout import Layout
 from sparkring.engine import queries, serving
@@ -29,7 +29,6 @@ from sparkring.inference.saved import Followed, Saved
 from sparkring.inference.scorer import Scorer
 from sparkring.wire.channel import dial
 from sparkring.wire.messages import CheckpointUsed, ModelUsed
-from sparkring.worker.rank.batches import BatchWork
 
 
 def make_model():
@@ -90,9 +89,9 @@ def followed(store, which="latest"):
 
 def test_the_state_of_a_stream():
     """The tests of this file save states as %%stream does."""
-    work = BatchWork(SimpleNamespace(source="", parts=()), {"model": 1}, 1)
-    work._names = ("model",)
-    assert work._state("there") == {"state": {"model": 1}, "position": "there"}
+    state = StreamState(("model",), 3, sharded=False, saves=True, keyed=False)
+    state._namespace = {"model": 1}
+    assert state._state("there") == {"state": {"model": 1}, "position": "there"}
 
 
 @pytest.mark.parametrize("name", ["model", "net"])
@@ -307,7 +306,12 @@ def test_a_stream_takes_up_new_checkpoints(spark, tmp_path):
         until(lambda: add() == [(100.0, 4), (200.0, 4)], "the new checkpoint is used")
         save(store, 5, 1000.0)
         damage(tmp_path / "ml", 5)
-        time.sleep(0.2)
+
+        def is_noticed() -> bool:
+            records = [run_store.load(path) for path in run_store.saved()]
+            return any("still predicts with step 4" in notice.text for record in records for notice in record.notices)
+
+        until(is_noticed, "the damaged checkpoint is noticed")
         shutil.rmtree(tmp_path / "ml")
         assert add() == [(100.0, 4), (200.0, 4)]
         assert len(process) == 1
