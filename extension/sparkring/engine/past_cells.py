@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from sparkring.capture.names import names_read
 from sparkring.gangs.execution import Execution, Request
 
-# The values of larger cells are not kept, and the oldest cells are dropped if all values together are larger.
-CELL_BYTES, ALL_BYTES = 16 * 1024**2, 64 * 1024**2
+# The values of larger cells are not kept. The oldest cells are dropped if all values together are larger, or if there are
+# more cells.
+CELL_BYTES, ALL_BYTES, MOST = 16 * 1024**2, 64 * 1024**2, 1_000
 
 
 class PastCell(NamedTuple):
@@ -30,7 +32,8 @@ class PastCells:
     """The cells that have run on a gang, oldest first."""
 
     def __init__(self) -> None:
-        self._cells: list[PastCell] = []
+        self._cells: deque[PastCell] = deque()
+        self._bytes = 0
 
     def add(self, execution: Execution) -> None:
         """Keep the cell of an execution that has ended well, with a copy of the values that were sent with it."""
@@ -42,8 +45,9 @@ class PastCells:
             # The parts are copied, since they share memory with the notebook's arrays, which the notebook may change.
             kept = request._replace(run=run._replace(parts=tuple(map(bytes, run.parts)), pull=()))
         self._cells.append(PastCell(run.source, request.sent, execution.ranks, kept, size_bytes if kept else 0))
-        while sum(cell.size_bytes for cell in self._cells) > ALL_BYTES:
-            self._cells.pop(0)
+        self._bytes += self._cells[-1].size_bytes
+        while self._bytes > ALL_BYTES or len(self._cells) > MOST:
+            self._bytes -= self._cells.popleft().size_bytes
 
     def that_define(self, needed: Iterable[str]) -> list[PastCell]:
         """Return the cells to run again, in their order, so that the names in `needed` get values on new ranks.
