@@ -9,8 +9,8 @@ from typing import NamedTuple
 from sparkring.capture.names import names_read
 from sparkring.gangs.execution import Execution, Request
 
-# The values of larger cells are not kept. The oldest cells are dropped if all values together are larger, or if there are
-# more cells.
+# The values of larger cells are not kept. The oldest cells are dropped if all values together are larger, or if there
+# are more cells.
 CELL_BYTES, ALL_BYTES, MOST = 16 * 1024**2, 64 * 1024**2, 1_000
 
 
