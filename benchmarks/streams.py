@@ -20,7 +20,7 @@ import psutil
 from harness import US, Case, Ear, Effort, Goal, Measured, Row, Turns, cell, notebook, run_cell, spark_session
 from peers import printing_to
 
-SAVED, SPARK, SPARK_SAVED = f"{US}, saved", f"{US}, Spark", f"{US}, Spark, saved"
+WIDE, SAVED, SPARK, SPARK_SAVED = f"{US}, wide", f"{US}, saved", f"{US}, Spark", f"{US}, Spark, saved"
 DRIVER, DISTRIBUTOR = "on the driver", "TorchDistributor, local"
 BEYOND = Goal(50)
 ROWS, COLUMNS = 64, 3
@@ -28,6 +28,7 @@ SKIPPED = 10  # the first micro-batches, in which Java compiles its code
 TURNS = 3
 STEPS = 300  # of the loop that measures the step itself
 MANY_ROWS, MANY_COLUMNS = 100_000, 10
+TINY, WIDTH = 16, 256  # of the model
 SMALL_GROWTH = Goal(10)
 
 TRAIN = """
@@ -162,8 +163,9 @@ def _each(times: list[float]) -> float:
 
 
 def large(effort: Effort) -> list[Row]:
-    """Measure the rows per second."""
+    """Measure the rows per second, with a tiny model and with one whose step takes longer than sending the rows."""
     count, from_spark = (30, SKIPPED + 5) if effort.quick else (200, SKIPPED + 20)
+    fewer = SKIPPED + (5 if effort.quick else 30)
     spark_session()
     with tempfile.TemporaryDirectory(prefix=".streams-", dir=os.environ["SPARKRING_HOME"]) as home:
         files = Path(home, "files")
@@ -172,6 +174,8 @@ def large(effort: Effort) -> list[Row]:
         cases: dict[str, Case] = {
             US: lambda: _speed(_items(count, MANY_ROWS, MANY_COLUMNS), count),
             DRIVER: lambda: _driver_speed(_items(count, MANY_ROWS, MANY_COLUMNS)),
+            WIDE: lambda: _speed(_items(fewer, MANY_ROWS, MANY_COLUMNS), fewer, WIDTH),
+            f"{DRIVER}, wide": lambda: _driver_speed(_items(fewer, MANY_ROWS, MANY_COLUMNS), WIDTH),
             SPARK: lambda: _speed(of_spark(), from_spark),
             f"{DRIVER}, Spark": lambda: _driver_speed_from_spark(of_spark()),
         }
@@ -182,19 +186,27 @@ def large(effort: Effort) -> list[Row]:
         turns.row(f"{what} an iterator", "rows/s", "speed", goal=Goal(1_000_000, at_least=True)),
         turns.row("… compared with a loop on the driver", "rows/s", "speed", DRIVER,
                   goal=Goal(1, at_least=True, ratio=True)),
+        turns.row(
+            f"… with {WIDTH} units in place of {TINY}",
+            "rows/s",
+            "speed",
+            f"{DRIVER}, wide",
+            us=WIDE,
+            goal=Goal(1, at_least=True, ratio=True),
+        ),
         turns.row(f"{what} Parquet files that Spark reads", "rows/s", "speed", f"{DRIVER}, Spark", us=SPARK),
     ]  # fmt: skip
 
 
-def _speed(stream: Any, count: int) -> Measured:
-    run_cell("%%torchrun\ntimes = []")
+def _speed(stream: Any, count: int, width: int = TINY) -> Measured:
+    run_cell(f"%%torchrun\ntimes = []\nmodel, optimizer = make({MANY_COLUMNS}, {width})")
     _trained(stream, count)
     return {"speed": MANY_ROWS / _each(run_cell("%%ranks 0\ntimes").value)}
 
 
-def _driver_speed(items: Iterator[Rows]) -> Measured:
+def _driver_speed(items: Iterator[Rows], width: int = TINY) -> Measured:
     names = _names()
-    model, optimizer = names["make"](MANY_COLUMNS)
+    model, optimizer = names["make"](MANY_COLUMNS, width)
     times = []
     for batch in items:
         times.append(time.perf_counter())

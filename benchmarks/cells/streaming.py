@@ -4,9 +4,9 @@ import torch
 import torch.distributed
 
 
-def make(columns):
+def make(columns, width=16):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(columns, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(columns, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
