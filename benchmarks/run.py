@@ -49,6 +49,7 @@ import scoring  # noqa: E402
 import search  # noqa: E402
 import sets  # noqa: E402
 import start  # noqa: E402
+import streams  # noqa: E402
 import training  # noqa: E402
 import values  # noqa: E402
 import warm  # noqa: E402
@@ -85,6 +86,9 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "utilisation": items.utilisation,
     "planned": items.planned,
     "search": search.time_to_good,
+    "small-batches": streams.small,
+    "large-batches": streams.large,
+    "long-stream": streams.long,
 }
 # These run only if --only names them.
 ON_REQUEST: dict[str, Callable[[Effort], list[Row]]] = {"gpu": gpu.training}

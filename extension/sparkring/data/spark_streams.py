@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Partitions of at most this size go through the driver.
 INLINE_BYTES = 256_000
 # If a micro-batch has at most this size, the next one is collected.
-SMALL_BYTES = 4_000_000
+SMALL_BYTES = 16_000_000
 _LOOK_EVERY_S = 0.1
 
 
