@@ -73,7 +73,7 @@ def test_a_curve_goes_on_where_a_restart_did(replayed):
     record = restarted(replayed)
     table = metrics.table(record)
     [[curve]] = metrics.curves(record, table)
-    assert metrics.curve_axis(table) == "step"
+    assert metrics.curve_axis(record, table) == "step"
     assert [point.x for point in curve.points] == [*range(1, 21)]
     assert [[point.x for point in line] for line in curve.undone] == [[9, 10]]
     assert metrics.marks(record, table) == [
@@ -281,7 +281,7 @@ def test_few_epochs_have_curves_by_step(replayed):
     record = replayed(*reports)
     table = metrics.table(record)
     [[curve]] = metrics.curves(record, table)
-    assert metrics.curve_axis(table) == "step"
+    assert metrics.curve_axis(record, table) == "step"
     assert [point.x for point in curve.points] == [*range(1, 11)]
 
 

@@ -98,7 +98,7 @@ def counted(count: int, what: str) -> str:
 
 def plural(what: str) -> str:
     """Return the plural of a noun: `lines`, `batches`."""
-    return f"{what}{'es' if what.endswith('ch') else 's'}"
+    return f"{what}{'es' if what.endswith('tch') else 's'}"
 
 
 def span(values: Sequence[float], write: Callable[[Any], str]) -> str:
