@@ -215,3 +215,12 @@ def test_a_short_stream_is_not_a_quick_cell():
     """Even a stream that ends within a second keeps its panel."""
     record = streamed([], events.RunFinished(100.5, "finished"), checkpoint_dir="")
     assert not describe.quick(record)
+
+
+def test_the_saved_view_of_a_background_run_is_created_at_once():
+    """A stream runs on a warm gang, but its view must exist before its cell returns."""
+    shown: list[bool] = []
+    view = html.HtmlView(clock=lambda: 0.0, show=lambda bundle, name, update: shown.append(update), early=True)
+    view.refresh(streamed([]))
+    assert shown[:1] == [False]
+    assert len(shown) == 2, "the panel and the displays below it"

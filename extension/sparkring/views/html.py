@@ -44,7 +44,8 @@ class HtmlView:
     """Draws the panel in place, at most a few times a second, and once more when the run has ended.
 
     After a quick run on a warm gang, only the output of the ranks is shown, if they have printed anything. Displays of
-    the ranks appear in another output below the panel. With `early`, this other output is created at once.
+    the ranks appear in another output below the panel. With `early`, both outputs are created at once, because a run in
+    the background can create no outputs after its cell has returned.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class HtmlView:
     ) -> None:
         self._after_s = after_s
         self._pause_s = pause_s
+        self._early = early
         self._clock = clock
         self._show = show or _display
         self._id = f"sparkring-{secrets.token_hex(8)}"
@@ -69,7 +71,8 @@ class HtmlView:
         """Draw the run, unless the last drawing is too recent."""
         began = self._clock()
         if self._due is None:
-            self._due = began + max(self._after_s, WARM_PAUSE_S if record.warm else 0.0)
+            warm_pause_s = WARM_PAUSE_S if record.warm and not self._early else 0.0
+            self._due = began + max(self._after_s, warm_pause_s)
         if began >= self._due or (record.displays and self._shown is None):  # the panel must come before the displays
             drawn = self._draw(record, final=False)
             took = self._clock() - began

@@ -266,7 +266,7 @@ class PanelView:
         """Send the updates to the pages, unless the last messages are too recent."""
         began = time.monotonic()
         if self._due is None:
-            self._due = began + (WARM_PAUSE_S if record.warm else 0.0)
+            self._due = began + (WARM_PAUSE_S if record.warm and not self._background else 0.0)
         if began < self._due:
             return
         sent = self._tell(record)

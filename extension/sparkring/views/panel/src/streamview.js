@@ -121,6 +121,7 @@ export class StreamView {
       ],
       series: [{}, ...parts.map((name) => ({ fill: PART_COLOURS[PARTS.indexOf(name)], width: 0, paths: bars, points: { show: false } }))],
       legend: { show: false },
+      padding: [8, null, null, null],
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
       hooks: { draw: [(plot) => this.drawReplayed(plot)], setCursor: [() => this.read()] },
     };
