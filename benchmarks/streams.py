@@ -232,7 +232,7 @@ def _driver_speed_from_spark(stream: Any) -> Measured:
 
 def long(effort: Effort) -> list[Row]:
     """Measure by how much memory grows from a tenth of the stream to its end, and the size of the run's folder."""
-    count = 1_000 if effort.quick else 10_000
+    count = 1_000 if effort.quick else 5_000
     with _gang(COLUMNS, ROWS):
         turns = Turns(1, {US: lambda: _growth(count)})
     what = f"stream of {count:,} micro-batches, from the {count // 10:,}th to the last:"

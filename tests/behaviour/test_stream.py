@@ -135,6 +135,16 @@ def test_other_cells_use_the_gang_between_two_batches(two: WarmRing) -> None:
 
 
 @pytest.mark.any_launcher
+def test_a_stream_that_prints_nothing_is_not_a_stall(two: WarmRing) -> None:
+    """The ranks are asked where they are only if one micro-batch takes long, not if the stream is silent for long."""
+    cell = "import time; time.sleep(0.1 * rank)"
+    done = stream(two, batches(12), cell, stall_s=0.6).result()
+    assert "StackTaken" not in (Path(done.record.log_folder) / "events.jsonl").read_text()
+    long = stream(two, batches(1), "import time; time.sleep(1.5 * rank)", stall_s=0.4).result()
+    assert "StackTaken" in (Path(long.record.log_folder) / "events.jsonl").read_text()
+
+
+@pytest.mark.any_launcher
 def test_what_the_ranks_get(two: WarmRing, tmp_path: Path) -> None:
     """Arrays, DataFrames, Arrow tables and Parquet files are divided evenly. Too few rows are repeated."""
     import pandas

@@ -89,6 +89,7 @@ class Supervisor:
         self.execution = execution
         self.warm = warm
         self.deadline = deadline_of(run.options) if deadline is None else deadline
+        self._began = time.time()
         self._slow_at = time.monotonic() + gang.launcher.slow_after_s
         self._look_at = 0.0
         self._told = ""
@@ -287,7 +288,7 @@ class Supervisor:
         """If the ranks have been silent for `stall_s` at different points of the code, report where each one is.
 
         A finished rank counts as being at a different point. While a rank waits for the user's input, silence is
-        normal.
+        normal. The silence begins with the execution at the earliest: during a stream, many follow one another.
         """
         now = time.monotonic()
         if now < self._look_at or not self.gang.up:
@@ -295,6 +296,7 @@ class Supervisor:
         self._look_at = now + STALL_EVERY_S
         running = self.execution.running
         heard = max((rank.last_heard for rank in self.recorder.record.ranks), default=0.0)
+        heard = max(heard, self._began)
         if not running or self.recorder.record.questions or time.time() - heard < self.options.stall_s:
             return
         self._look_at = now + self.options.stall_s
