@@ -97,11 +97,7 @@ def counted(count: int, what: str) -> str:
 
 
 def plural(what: str) -> str:
-<<<<<<< HEAD
     """Return the plural of a noun: `lines`, `epochs`, `batches`."""
-=======
-    """Return the plural of a noun: `lines`, `batches`."""
->>>>>>> streamview
     return f"{what}{'es' if what.endswith('tch') else 's'}"
 
 
