@@ -67,7 +67,7 @@ def test_lines_of_runs(line, expected):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--stop", "name of one run"),
+        ("--stop", "name of a background run"),
         ("--stop a b", "takes one run"),
     ],
 )

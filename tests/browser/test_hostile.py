@@ -78,8 +78,8 @@ AT_PRINTED, AT_JOINED, AT_CLOSED = 1, 2, 3
 FOREIGN = """(root) => [...root.querySelectorAll('*:not(.sr-shown *)')].filter((element) =>
   !['DIV', 'SPAN', 'B', 'I', 'SMALL', 'BUTTON', 'INPUT', 'PRE', 'MARK', 'DETAILS', 'SUMMARY', 'TABLE', 'CAPTION',
     'THEAD', 'TBODY', 'TR', 'TH', 'TD', 'FIGURE', 'FIGCAPTION', 'UL', 'LI', 'CODE', 'P', 'STYLE', 'svg', 'g', 'path',
-    'polyline', 'polygon', 'rect', 'line', 'circle', 'text', 'title', 'IMG', 'CANVAS', 'LABEL', 'SELECT', 'DL', 'DT', 'DD',
-    'OPTION'].includes(element.tagName)
+    'polyline', 'polygon', 'rect', 'line', 'circle', 'text', 'title', 'IMG', 'CANVAS', 'LABEL', 'SELECT', 'DL', 'DT',
+    'DD', 'OPTION'].includes(element.tagName)
   || (element.tagName === 'IMG' && !/^data:image\\/(svg\\+xml|png);base64,/.test(element.src))
   || (element.tagName === 'STYLE' && !element.parentElement.matches('.sr-run'))
   || (element.tagName === 'INPUT' && !['search', 'range'].includes(element.type) && !element.closest('.sr-answer'))
