@@ -23,8 +23,6 @@ from sparkring.engine.questions import Questions
 from sparkring.engine.result import RunResult
 from sparkring.engine.runner import Run
 from sparkring.engine.spec import Call, RunSpec
-from sparkring.engine.stream import run as stream_run
-from sparkring.engine.stream.run import StreamResult, StreamRun, StreamSpec
 from sparkring.errors import OptionsError, ResultError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.history.view import Controls, View
@@ -35,6 +33,8 @@ from sparkring.views import open_view, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from sparkring.engine.stream.run import StreamResult, StreamSpec
 
 # The result of this process's latest run; `sparkring.last_result` returns it.
 last_result: RunResult | ForeachResult | None = None
@@ -122,8 +122,10 @@ def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[
 
 def start_stream(spec: StreamSpec) -> BackgroundRun[StreamResult]:
     """Start training on a stream in a thread. Errors that can be found before the first batch are raised at once."""
+    from sparkring.engine.stream import run as stream_run  # not at the top: it imports NumPy and pyarrow
+
     prepared, interrupts = stream_run.prepare(spec), Interrupts()
-    run = StreamRun(prepared, _open_view(spec.options, Controls(interrupts.request)), interrupts)
+    run = stream_run.StreamRun(prepared, _open_view(spec.options, Controls(interrupts.request)), interrupts)
     directory = prepared.directory
     return BackgroundRun(
         run.to_the_end, run.recorder, run.interrupts, None if directory is None else directory.location
