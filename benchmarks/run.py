@@ -174,12 +174,13 @@ def report(rows: list[Row], effort: Effort, broken: list[str], seconds: float) -
     lines = [
         "# Benchmarks",
         "",
-        "Written by `make bench`. sparkring and its peers are measured in turn, in one run. Each figure is the median "
-        f"of {effort.runs} turns, with the minimum and maximum. Some benchmarks have at most 3 turns (training, "
-        "latency, many ranks, the panel, predictions, estimators, plans, searches, and the share of the time that is "
-        "used), and loading has twice as many turns. A ratio is sparkring's figure divided by the peer's. Drivers are "
-        "warm, as in a notebook that is in use: the extension is loaded, and Spark's session is up. For predictions, "
-        "the model is in memory on both sides; the time to start a model process is not in the figures.",
+        "Written by `make bench`. sparkring and its peers are measured in turn, in one run. Each figure is the "
+        f"median of {effort.runs} turns, with the minimum and maximum. Some benchmarks have at most 3 turns "
+        "(training, latency, many ranks, the panel, predictions, estimators, plans, searches, streams, and the "
+        "share of the time that is used), and loading has twice as many turns. A ratio is sparkring's figure "
+        "divided by the peer's. Drivers are warm, as in a notebook that is in use: the extension is loaded, and "
+        "Spark's session is up. For predictions, the model is in memory on both sides; the time to start a model "
+        "process is not in the figures.",
         "",
         f"{len(met)} goals were met, and {len(short)} were not. The run took {seconds / 60:.0f} minutes.",
         *(f"Did not run: {name}." for name in broken),
