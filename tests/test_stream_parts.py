@@ -12,6 +12,7 @@ from waiting import until
 
 from sparkring.checkpointing.stream_state import _state_of
 from sparkring.data.micro_batches import ArrayRows, ArrowRows, Piece, Rows, StoredRows, as_ipc, parts_of, share_of
+from sparkring.data.spark_streams import waiting_rows
 from sparkring.engine.past_cells import CELL_BYTES, PastCells
 from sparkring.errors import OptionsError
 from sparkring.gangs.execution import Execution, Request
@@ -107,6 +108,18 @@ def test_the_cells_to_run_again() -> None:
         "model = make()",
     ]
     assert [(cell.title, cell.request) for cell in cells.that_define({"big"})] == [("big = data * 2", None)]
+
+
+def test_the_rows_that_wait_in_the_sources() -> None:
+    """They are counted if every source has offsets by partition, as Kafka has. A new partition counts as read."""
+    kafka = {"endOffset": {"a": {"0": 5, "1": 7}}, "latestOffset": {"a": {"0": 9, "1": 7, "2": 3}}}
+    text = {"endOffset": '{"b": {"0": 1}}', "latestOffset": '{"b": {"0": 3}}'}
+    rate = {"endOffset": 12, "latestOffset": None}
+    files = {"endOffset": {"logOffset": 3}, "latestOffset": None}
+    assert waiting_rows({"sources": [kafka, text]}) == 4 + 2
+    for sources in ([kafka, rate], [files], []):
+        assert waiting_rows({"sources": sources}) is None
+    assert waiting_rows(None) is None
 
 
 class _Model:

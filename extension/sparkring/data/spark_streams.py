@@ -7,10 +7,11 @@ as Arrow files to a folder that the ranks can reach, so that these rows do not g
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -48,12 +49,7 @@ def check_stream(frame: DataFrame, called: str) -> None:
             f"`{called}` is not a streaming DataFrame: make one with spark.readStream, or read the table with "
             f"sparkring.shards({called}) in a %%horovod cell."
         )
-    serialized_schema(for_arrays_schema(frame), frame.sparkSession)
-
-
-def for_arrays_schema(frame: DataFrame) -> Any:
-    """Return the schema of the rows that the ranks get."""
-    return for_arrays(frame).schema
+    serialized_schema(for_arrays(frame).schema, frame.sparkSession)
 
 
 class Stager:
@@ -186,11 +182,25 @@ def run_query(
         raise DataError(f"Spark ended the stream: {root_cause(str(failed))}") from failed
 
 
-def waiting_rows(query: StreamingQuery) -> int | None:
-    """Return how many rows wait in the sources of a query, if they tell; otherwise, None."""
-    progress = query.lastProgress
-    found = [] if progress is None else [source.get("metrics") or {} for source in progress["sources"]]
-    behind = [
-        int(float(value)) for metrics in found for key, value in metrics.items() if key == "avgOffsetsBehindLatest"
-    ]
-    return sum(behind) if behind and len(behind) == len(found) else None
+def waiting_rows(progress: Mapping[str, Any] | None) -> int | None:
+    """Return how many rows wait in the sources of a query, according to its last progress; None if it does not say.
+
+    A source such as Kafka has the offsets of its partitions: `{"topic": {"0": 120, "1": 80}}`. The rows between the
+    offsets up to which the query has read and the latest offsets are waiting.
+    """
+    sources = [] if progress is None else progress["sources"]
+    found = [_between(source.get("endOffset"), source.get("latestOffset")) for source in sources]
+    return None if not found or None in found else sum(rows for rows in found if rows is not None)
+
+
+def _between(read: Any, latest: Any) -> int | None:
+    """Return the number of rows between two offsets of a source; None if they do not count rows by partition."""
+    offsets: list[dict[tuple[str, str], int]] = []
+    for each in (read, latest):
+        found = json.loads(each) if isinstance(each, str) else each
+        if not isinstance(found, Mapping) or not all(isinstance(of_topic, Mapping) for of_topic in found.values()):
+            return None
+        offsets.append({(topic, number): offset for topic, parts in found.items() for number, offset in parts.items()})
+    if not all(isinstance(offset, int) for each in offsets for offset in each.values()):
+        return None
+    return sum(offset - offsets[0].get(partition, offset) for partition, offset in offsets[1].items())

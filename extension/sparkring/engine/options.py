@@ -126,7 +126,9 @@ class StreamOptions(SharedOptions):
     @property
     def of_run(self) -> Options:
         """The options that a supervisor needs for a micro-batch."""
-        return Options(self.np, self.push, self.env, self.autolog, quiet=self.quiet, stall_s=self.stall_s)
+        return Options(
+            np=self.np, push=self.push, env=self.env, autolog=self.autolog, quiet=self.quiet, stall_s=self.stall_s
+        )
 
 
 def checked_stream(who: str, found: StreamOptions) -> StreamOptions:

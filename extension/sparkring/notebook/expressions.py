@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sparkring.errors import OptionsError, SparkringError
+from sparkring.notebook.options_table import OptionsTable
 
 Parsed = TypeVar("Parsed")
 
@@ -46,6 +47,22 @@ def variables_like(current: str) -> list[str]:
         return []
     names = shell.user_ns if owner is None else dir(shell.user_ns.get(owner))
     return [begin + each for each in names if each.startswith(name) and (name or not each.startswith("_"))]
+
+
+def complete_expression(line: str, split: Callable[[str], tuple[object, str]], table: OptionsTable) -> list[str]:
+    """Return what Tab offers on a line with an expression and options: variables, or options from `table`.
+
+    `split` returns the expression and the text of the options, or raises OptionsError if there is no expression yet.
+    """
+    words = line.split()
+    current = "" if line[-1:].isspace() or not words else words[-1]
+    try:
+        _, options = split(line[: len(line) - len(current)])
+    except OptionsError:
+        return variables_like(current)
+    if current.startswith("-") or options.strip():
+        return table.complete(f" {options}{current}")
+    return table.complete(" ") if not current else variables_like(current)
 
 
 def evaluated(magic: str, written: str, code: types.CodeType, namespace: dict[str, Any]) -> Any:

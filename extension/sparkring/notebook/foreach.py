@@ -11,7 +11,7 @@ from sparkring.engine.options import ForeachOptions, checked_foreach
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
-from sparkring.notebook.expressions import evaluated, split_options, variables_like
+from sparkring.notebook.expressions import complete_expression, evaluated, split_options
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count, number_of_gpus, number_of_ranks, positive_count, seconds
 from sparkring.notebook.options_table import Option, OptionsTable
@@ -195,15 +195,7 @@ def parse(line: str, fill_in: Callable[[str], str] = lambda options: options) ->
 
 def complete(line: str) -> list[str]:
     """Return what Tab offers: the notebook's variables within the clause, and options after it."""
-    words = line.split()
-    current = "" if line[-1:].isspace() or not words else words[-1]
-    try:
-        _, options = split(line[: len(line) - len(current)])
-    except OptionsError:
-        return variables_like(current)
-    if current.startswith("-") or options.strip():
-        return TABLE.complete(f" {options}{current}")
-    return TABLE.complete(" ") if not current else variables_like(current)
+    return complete_expression(line, split, TABLE)
 
 
 def _run(shell: Any, line: str, cell: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sparkring.engine.options import StreamOptions, checked_stream, restarts
 from sparkring.errors import OptionsError
 from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
-from sparkring.notebook.expressions import evaluated, split_options, variables_like
+from sparkring.notebook.expressions import complete_expression, evaluated, split_options
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds, variables
 from sparkring.notebook.options_table import Option, OptionsTable
@@ -173,15 +173,7 @@ def parse(
 
 def complete(line: str) -> list[str]:
     """Return what Tab offers: the notebook's variables within the expression, and options after it."""
-    words = line.split()
-    current = "" if line[-1:].isspace() or not words else words[-1]
-    try:
-        _, options = split(line[: len(line) - len(current)])
-    except OptionsError:
-        return variables_like(current)
-    if current.startswith("-") or options.strip():
-        return TABLE.complete(f" {options}{current}")
-    return TABLE.complete(" ") if not current else variables_like(current)
+    return complete_expression(line, split, TABLE)
 
 
 def _run(shell: Any, line: str, cell: str) -> Any:

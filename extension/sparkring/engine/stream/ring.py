@@ -93,13 +93,13 @@ class Ring:
         self._directory = directory
         self._ending = ending
         self._here = Here(run_id=recorder.record.run_id)
+        gang.stream = recorder.record.run_id  # at once, so that the gang is not given to another stream
         self._past: PastCells = gang.past
         self._attempt = 0
         self.state: tuple[str, ...] = ()
 
     def begin(self, described: str) -> Begun:
         """Begin on the ranks that are up: choose the state, and restore the last checkpoint if there is one."""
-        self._gang.stream = self._recorder.record.run_id
         last = Last()
         if self._directory is not None:
             record = self._recorder.record

@@ -14,7 +14,9 @@ from sparkring.capture.names import names_read
 from sparkring.capture.versions import modules_of
 from sparkring.data.micro_batches import parts_of
 from sparkring.engine.options import StreamOptions
+from sparkring.engine.polling import poll_until
 from sparkring.engine.prepare import capture_cell, refuse_shared, run_started, validate
+from sparkring.engine.restarts import LONGEST_PAUSE_S, PAUSE_S
 from sparkring.engine.runner import close, error_of
 from sparkring.engine.spec import Cell, Outcome, RunSpec
 from sparkring.engine.stream.ring import Ended, Lost, Ring, StreamEnding, StreamRecorder, StreamWork
@@ -31,9 +33,6 @@ from sparkring.worker.rank.batches import BOUND, Begun
 
 if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
-
-PAUSE_S = 0.5  # the pause before ranks are replaced; if nothing is saved meanwhile, it doubles each time …
-LONGEST_PAUSE_S = 30.0  # … but does not get longer than this
 
 
 class StreamSpec(NamedTuple):
@@ -77,8 +76,8 @@ class StreamResult:
     saved: int | None
 
     def __repr__(self) -> str:
-        batches = f"{self.batches:,} batch{'' if self.batches == 1 else 'es'}"
-        return f"StreamResult({batches}, {self.rows:,} rows, saved={self.saved})"
+        rows = describe.counted(self.rows, "row")
+        return f"StreamResult({describe.counted(self.batches, 'batch')}, {rows}, saved={self.saved})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
@@ -345,9 +344,7 @@ class StreamRun:
         if self._replaced > self._options.max_restarts:  # 0 without a directory of checkpoints
             raise Ended(lost.outcome)
         pause_s = min(PAUSE_S * 2.0 ** (self._replaced - 1), LONGEST_PAUSE_S)
-        deadline = time.monotonic() + pause_s
-        while time.monotonic() < deadline and not self._ending():
-            time.sleep(0.05)
+        poll_until(self._ending, time.monotonic() + pause_s)
         begun = self._ring.replace(lost, self.prepared.source.described)
         saved = -1 if begun.restored is None else begun.restored
         if saved < self._saved:  # newer checkpoints are damaged, and the batches since then are not kept

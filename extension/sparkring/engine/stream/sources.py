@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sparkring.data.micro_batches import Rows, rows_of
 from sparkring.data.watch import Watch
+from sparkring.engine.polling import poll_until
 from sparkring.errors import DataError
 from sparkring.worker.rank.failures import as_failure
 
@@ -92,9 +94,9 @@ class IteratorSource:
     ) -> None:
         watch = self._items if isinstance(self._items, Watch) else None
         due = time.monotonic()
-        for batch_id in _count(first):
+        for batch_id in itertools.count(first):
             began = time.perf_counter()
-            if not _wait_until(due, stops):
+            if poll_until(stops, due, every_s=LOOK_EVERY_S):
                 return
             due = time.monotonic() + self._trigger_s
             item = items.next(stops)
@@ -109,22 +111,6 @@ class IteratorSource:
             backlog = (lambda: None) if watch is None else watch.backlog_rows
             moving_s = time.perf_counter() - began - waited_s
             train(MicroBatch(batch_id, rows, json.dumps(where), waited_s, moving_s, backlog))
-
-
-def _count(first: int) -> Iterator[int]:
-    while True:
-        yield first
-        first += 1
-
-
-def _wait_until(due: float, stops: Callable[[], bool]) -> bool:
-    """Wait until the time `due`, a time.monotonic() time. Return False if `stops()` becomes true first."""
-    while not stops():
-        left_s = due - time.monotonic()
-        if left_s <= 0:
-            return True
-        time.sleep(min(left_s, LOOK_EVERY_S))
-    return False
 
 
 _END = object()

@@ -120,7 +120,7 @@ class SparkSource:
             self._log.forget(batch_id)
 
     def _backlog(self) -> int | None:
-        return None if self._query is None else waiting_rows(self._query)
+        return None if self._query is None else waiting_rows(self._query.lastProgress)
 
     def _offsets(self, batch_id: int) -> str:
         """Return Spark's description of the offsets of a micro-batch; '' without a directory of checkpoints."""
