@@ -111,6 +111,14 @@ def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) ->
     second = stream(two, batches(10), checkpoint_dir=str(tmp_path)).result()
     assert result.batches + second.batches == 10
     assert two.values("ids") == [list(range(10))] * 2
+    two.cell(SETUP)
+    lasting = batches(10, pause_s=0.05)  # a generator that two streams share
+    part = stream(two, lasting, checkpoint_dir=str(tmp_path / "shared"))
+    until(trained(part, 3), "three batches")
+    part.stop()
+    rest = stream(two, lasting, checkpoint_dir=str(tmp_path / "shared")).result()
+    assert part.result().batches + rest.batches == 10
+    assert two.values("ids") == [list(range(10))] * 2
     with pytest.raises(CheckpointError, match="the cell has changed"):
         stream(two, batches(10), TRAIN + "w += 1", checkpoint_dir=str(tmp_path))
 
@@ -122,7 +130,7 @@ def test_other_cells_use_the_gang_between_two_batches(two: WarmRing) -> None:
     seen = [two.values("seen")[0] for _ in range(5)]
     assert seen == sorted(seen)
     until(lambda: two.values("seen")[0] > seen[-1], "the stream goes on")
-    with pytest.raises(OptionsError, match=r"already trains on a stream: stop it with `%runs --stop"):
+    with pytest.raises(OptionsError, match=r"is already training on a stream: stop that stream with `%runs --stop"):
         stream(two, batches(1))
     two.cell("w = w * 0")
     run.stop()

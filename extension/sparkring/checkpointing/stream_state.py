@@ -18,11 +18,11 @@ from sparkring.runtime.resume_point import here
 
 
 class StreamState:
-    """Chooses, restores and saves the state. The driver makes it, and each rank has a copy.
+    """Chooses, restores and saves the state. The driver makes this object, and each rank has a copy.
 
     `names` are the names of the variables that the user has given; if there are none, begin() chooses them. `keep` and
     `sharded` have the same meanings as in checkpoints(). If `saves` is false, nothing is saved. The step of a
-    checkpoint is the number of the last micro-batch whose effect it has.
+    checkpoint is the number of the last micro-batch that the checkpoint includes.
 
     If there is a model for each key (--by), of_key() gives the variables the values for a key. Each key begins with
     copies of the values that the variables have when the stream begins.
@@ -42,8 +42,9 @@ class StreamState:
     def begin(self, source: str, namespace: dict[str, Any], bound: Collection[str]) -> tuple[int | None, str]:
         """Choose the state of a cell, and restore the checkpoint that the run continues from, if there is one.
 
-        `bound` are names that the cell cannot save. Return the step of the checkpoint, or None, and the position of the
-        stream. Raises CheckpointError if there is no state, or if it cannot be saved or restored.
+        `bound` are the names that a rank binds before the cell runs; they are never part of the state. Return the step
+        of the checkpoint, or None, and the position of the stream. Raises CheckpointError if there is no state, or if
+        it cannot be saved or restored.
         """
         self._namespace = namespace
         self.names = self.names or tuple(_state_of(source, namespace, bound))

@@ -1,8 +1,8 @@
-"""Micro-batches of a stream: their rows, how the rows are divided among ranks, and what a rank makes of its share.
+"""Micro-batches of a stream: their rows, how these are divided among ranks, and how a rank converts its share.
 
-The rows of a micro-batch are in one of three places: in arrays or an Arrow table of this process, in Arrow files that
-Spark's tasks have written, or in a Parquet file. Only the first are sent to the ranks; from files, each rank reads its
-own rows.
+Rows in this process (arrays, Arrow tables, and small pieces that Spark's tasks have returned) are sent to the ranks.
+Other rows are in Arrow files, which tasks or the driver have written, or in a Parquet file. From files, each rank reads
+its own rows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rows(Protocol):
 
 
 class ArrayRows:
-    """Rows in arrays, whose first axis counts the rows."""
+    """Rows in arrays. The first axis of each array is the row."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self._arrays = dict(arrays)
@@ -111,14 +111,14 @@ class ArrowRows:
 
 
 class Piece(NamedTuple):
-    """All rows of an Arrow file that a task has written, or the bytes of such a file if they are few."""
+    """All rows of an Arrow file that a task or the driver has written, or the bytes of such a file."""
 
     file: Location | bytes
     rows: int
 
 
 class StoredRows:
-    """The rows from `first` on of pieces that Spark's tasks have written, in the order of the pieces."""
+    """`count` consecutive rows of the given pieces, beginning with row `first`."""
 
     def __init__(
         self, schema: bytes, pieces: Sequence[Piece], nulls: frozenset[str], first: int = 0, count: int | None = None
@@ -163,7 +163,7 @@ class StoredRows:
         return StoredRows(base64.b64decode(found["schema"]), pieces, frozenset(found["nulls"]))
 
     def files(self) -> list[Location]:
-        """Return the files that tasks have written for these rows."""
+        """Return the files that hold these rows."""
         return [piece.file for piece in self._pieces if not isinstance(piece.file, bytes)]
 
     def table(self) -> pa.Table:
@@ -206,14 +206,14 @@ class ParquetRows:
                 begin, end = bisect_right(ends, self._first), bisect_right(ends, self._first + self._count - 1) + 1
                 rows = parquet.read_row_groups(range(begin, end))
         except FileNotFoundError:
-            raise DataError(f"{self._file.written} has been removed before it was read.") from None
+            raise DataError(f"{self._file.written} was removed before it was read.") from None
         return rows.slice(self._first - (ends[begin - 1] if begin else 0), self._count)
 
 
 def rows_of(item: Any, called: str) -> Rows:
     """Return the rows of what an iterator has yielded. `called` names the item in errors.
 
-    Raises DataError if the item is of another kind, or if its columns have different numbers of rows.
+    Raises DataError if the item is of none of the kinds in EXPECTED, or if its columns have different numbers of rows.
     """
     if isinstance(item, str | os.PathLike):
         return _parquet(locate(item), called)
@@ -308,7 +308,7 @@ def _arrays(table: pa.Table, nulls: frozenset[str]) -> dict[str, Any]:
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array. Columns of extension types stay chunked, and have one chunk."""
+    """Return a column as one array. For extension types, combine_chunks() returns a chunked array with one chunk."""
     combined = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
 
@@ -335,4 +335,4 @@ def _read_piece(piece: Piece) -> pa.Table:
         with piece.file.fs.open(piece.file.path, "rb") as opened:
             return pa.ipc.open_stream(opened).read_all()
     except FileNotFoundError:
-        raise DataError(f"{piece.file.written} has been removed before the ranks had read it.") from None
+        raise DataError(f"{piece.file.written} was removed before the ranks had read it.") from None

@@ -1,7 +1,8 @@
 """Runs a streaming query, and moves the rows of its micro-batches from Spark's tasks to where the ranks can read them.
 
-A partition with few rows goes through the driver, as part of the result of Spark's job. Tasks write other partitions
-as Arrow files to a folder that the ranks can reach, so that these rows do not go through the driver.
+If the previous micro-batch was small, the driver collects the rows. Otherwise, tasks return small partitions to the
+driver, and write other partitions as Arrow files to a folder that the ranks can reach, so these rows do not go through
+the driver.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def check_stream(frame: DataFrame, called: str) -> None:
     session_of(frame, f"`{called}`")
     if not frame.isStreaming:
         raise DataError(
-            f"`{called}` is not a streaming DataFrame: make one with spark.readStream, or read the table with "
+            f"`{called}` is not a streaming DataFrame: make one with spark.readStream, or read its rows with "
             f"sparkring.shards({called}) in a %%horovod cell."
         )
     serialized_schema(for_arrays(frame).schema, frame.sparkSession)
@@ -148,7 +149,8 @@ def run_query(
                 error = found
                 raise
             if stops():
-                # If Spark began another micro-batch, this function would have to raise an error, which Spark logs.
+                # Do not return before the query is stopped. Otherwise, Spark would begin another micro-batch, and this
+                # function would have to raise an error, which Spark would log.
                 trained.set()
                 stopping.wait()
                 while query.isActive:

@@ -26,7 +26,7 @@ class Watch:
         self._every_s, self._timeout_s = every_s, timeout_s
         self._stopped = threading.Event()
         self._given: set[str] = set()
-        self._sizes: dict[str, int] = {}  # the sizes of files that have not been yielded, when they were last seen
+        self._sizes: dict[str, int] = {}  # the last known sizes of the files that have not been yielded
         self._rows: dict[str, int] = {}
         self._missing: dict[str, float] = {}  # files that have been yielded, and since when they have been missing
 
@@ -88,7 +88,7 @@ class Watch:
         return found
 
     def _ready(self) -> list[str]:
-        """Return the new files whose size has not changed since the last look, since others may still be written."""
+        """Return the new files whose size has not changed since the last look. The others may be incomplete."""
         found = self._found()
         self._forget(found)
         new = {name: each for name, each in found.items() if name not in self._given}
@@ -115,9 +115,9 @@ def watch(pattern: str | os.PathLike[str], *, every_s: float = 0.5, timeout_s: f
         loss = train(batch["x"], batch["y"])
 
     `pattern` is a path (dbfs:, any URL that fsspec supports) whose last part may have `*`, `?` and `[…]`. The folder is
-    looked at every `every_s` seconds. A file is used when its size has not changed between two looks, the oldest first.
-    Files whose names begin with `_` or `.` are left out. The stream ends when no file has arrived for `timeout_s`
-    seconds; None means never.
+    looked at every `every_s` seconds. A file is used when its size has not changed between two looks. The oldest file
+    is used first. Files whose names begin with `_` or `.` are left out. The stream ends when no file has arrived for
+    `timeout_s` seconds; None means never.
 
     Raises OptionsError if the pattern or a time is invalid.
     """

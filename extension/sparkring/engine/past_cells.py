@@ -1,4 +1,4 @@
-"""The cells that have run on a warm gang, so that a gang that takes its place can be given the same variables."""
+"""Keeps the cells that have run on a warm gang, so that a gang that takes its place can be given the same variables."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import NamedTuple
 from sparkring.capture.names import names_read
 from sparkring.gangs.execution import Execution, Request
 
-# The values of larger cells are not kept. The oldest cells are dropped if all values together are larger, or if there
-# are more cells.
+# The values of a cell are not kept if they exceed CELL_BYTES. The oldest cells are dropped if all values together
+# exceed ALL_BYTES, or if there are more than MOST cells.
 CELL_BYTES, ALL_BYTES, MOST = 16 * 1024**2, 64 * 1024**2, 1_000
 
 
 class PastCell(NamedTuple):
-    """A cell that has run to its end on `ranks`. `request` is None if the values that it was sent were too large."""
+    """A cell that has run to its end on `ranks`. `request` is None if the values that were sent with
+    the cell were too large to keep."""
 
     source: str
     sent: tuple[str, ...]

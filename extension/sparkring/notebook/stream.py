@@ -20,7 +20,7 @@ _HELP = """Train on a stream: run the cell on the warm gang for each micro-batch
     %gang start -n -2 --framework torch
 
     %%torchrun
-    model, optimizer = make_model()       # earlier cells define what the stream trains
+    model, optimizer = make_model()       # earlier cells define what is trained
 
     %%stream df --checkpoint-dir dbfs:/ml/live
     x, y = batch["x"], batch["y"]         # this rank's rows of the micro-batch, as arrays
@@ -40,14 +40,15 @@ The cell returns a BackgroundRun at once. Between two micro-batches, other cells
 The panel's Stop button, .stop() and `%runs --stop RUN` end the stream after the current micro-batch.
 
 With --checkpoint-dir, the state is saved after every micro-batch, together with its number and the position of the
-stream. If a rank is lost, new ranks are started, the cells that define the names used here are run on them again, the
-last checkpoint is restored, and the stream continues. After a killed kernel, run the cells again. Each micro-batch
-then counts exactly once. The state consists of the models, optimizers and similar objects that the cell uses, and of
-the variables that it changes by an assignment. To choose other variables, use --state.
+stream. If a rank is lost, new ranks are started, the cells that define the names used in the stream's cell are run on
+them again, the last checkpoint is restored, and the stream continues. If the kernel has been killed, run the cells
+again. Each micro-batch then counts exactly once. The state consists of the models, optimizers and similar objects that
+the cell uses, and of the variables that it both reads and assigns, as in `seen += 1`. To choose other variables, use
+--state.
 
 With --by store, there is a small model for each store: the cell runs once for each store in the micro-batch, with
-`key` and the rows of this store. Each key begins with a copy of the variables that earlier cells have defined, and its
-variables keep their values until the next micro-batch. The keys are divided among the ranks.
+`key` and the rows of this store. Each key begins with copies of the values that the state's variables have when the
+stream begins, and keeps its own values from then on. The keys are divided among the ranks.
 
 Options:
 {options}
@@ -60,15 +61,15 @@ TABLE = OptionsTable(
         "--np",
         type=number_of_ranks,
         metavar="NP",
-        help="the gang to use, if there is one on this machine (-NP ranks) and one on Spark (NP ranks); default: the "
-        "gang that was started last",
+        help="which gang to use, if there are two: -NP for the one on this machine, NP for the one on Spark; "
+        "default: the gang that was started last",
     ),
     Option(
         "--trigger",
         type=seconds,
         metavar="S",
         dest="trigger_s",
-        help="begin a micro-batch at most every S seconds; default: as soon as the ranks are free",
+        help="begin a micro-batch at most once every S seconds; default: as soon as the ranks are free",
     ),
     Option(
         "--checkpoint-dir",

@@ -2,11 +2,11 @@
 
     <checkpoint directory>/_stream-<lineage>/
         spark/          Spark's own checkpoint of the query
-        batches/        for each such micro-batch, <number>.json; and the files with its rows, which tasks have written
+        batches/        for each such micro-batch, <number>.json; and the files with its rows
 
-Spark delivers a micro-batch again only if its function has not returned. So before the function returns for a
-micro-batch that has not been saved, the batch is written here. A run that continues from the last checkpoint trains
-on these batches first, in their order.
+Spark delivers a micro-batch again only if the foreachBatch function has not returned for it. So before the function
+returns for a micro-batch that has not been saved, the batch is written here. A run that continues from the last
+checkpoint trains on these batches first, in their order.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReplayLog:
         return found
 
     def forget(self, saved: int) -> None:
-        """Remove the files of micro-batches up to `saved`, whose effect a checkpoint has."""
+        """Remove the files of micro-batches up to `saved`, which a checkpoint includes."""
         for name in self._names():
             number = re.match(r"\d+", name)
             if number is not None and int(number[0]) <= saved:

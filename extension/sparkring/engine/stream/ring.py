@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Ended(Exception):
-    """A micro-batch could not be trained. The `outcome` says why."""
+    """The ranks could not train on a micro-batch. The `outcome` says why."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.reason)
@@ -45,7 +45,8 @@ class Lost(Ended):
 
 
 class StreamWork(NamedTuple):
-    """What the ranks run: the cell as a Work, the packages that its values need, and the names that it reads there."""
+    """What the ranks run: the cell as a Work, the packages that its values need, the names of the values that are sent
+    with it, and the names that it needs from earlier cells."""
 
     work: messages.Work
     modules: frozenset[str]
@@ -54,7 +55,7 @@ class StreamWork(NamedTuple):
 
 
 class StreamRecorder(Recorder):
-    """A recorder for which a rank runs from the beginning of the stream to its end, not only during each batch."""
+    """A recorder that shows ranks as running from the beginning of the stream to its end, not only during a batch."""
 
     def add(self, found: Iterable[events.Event]) -> None:
         super().add([event for event in found if self._counts(event)])
@@ -73,8 +74,9 @@ class Ring:
     """The ranks on which a stream trains.
 
     begin() restores the state, and train() trains on a micro-batch; both raise Lost if ranks have been lost, and Ended
-    if the cell fails or the user ends it. After Lost, replace() starts new ranks and restores the last
-    checkpoint. `ending` sees whether the user wants to end the stream; it ends a batch only if asked twice.
+    if the cell fails or the user ends the batch. After Lost, replace() starts new ranks and restores the last
+    checkpoint. `ending` tells whether the user has asked to end the stream; a second request also ends
+    the current batch.
     """
 
     def __init__(
@@ -178,7 +180,7 @@ class Ring:
             request = cell.request.going_on(Here(run_id=recorder.record.run_id))
             self._outcome(request, cell.ranks)
         if gang.past is not self._past:
-            gang.past = self._past  # for the next replacement; the cells that ran just now are among them already
+            gang.past = self._past  # for the next replacement; it already has the cells that ran just now
         return self.begin(described)
 
     def leave(self) -> None:
@@ -228,7 +230,9 @@ class StreamEnding:
             if self.asked:
                 self.of_batch.request()
             else:
-                self._recorder.notice("the stream ends after the current batch; Stop again ends the batch", "ended")
+                self._recorder.notice(
+                    "the stream will end after the current batch; press Stop again to end the batch, too", "ended"
+                )
             self.asked = True
         return ""
 

@@ -93,8 +93,8 @@ def prepare(spec: StreamSpec) -> Prepared:
     options, gang, cell = spec.options, spec.gang, spec.cell
     if gang.stream:
         raise OptionsError(
-            f"the {gang.describe()} already trains on a stream: stop it with `%runs --stop {gang.stream}`, or wait for "
-            "its end."
+            f"the {gang.describe()} is already training on a stream: stop that stream with `%runs --stop "
+            f"{gang.stream}`, or wait for its end."
         )
     run_spec = RunSpec(cell, options.of_run, gang.wanted.framework, spec.title, spec.code, gang, bound=BOUND)
     captured = capture_cell(run_spec, cell)
@@ -169,7 +169,7 @@ class StreamRun:
             prepared.spec.gang, prepared.work, self._options, self.recorder, prepared.directory, self._ending
         )
         self._done = self._saved = _saved(prepared.directory)
-        self._unsaved: list[MicroBatch] = []  # the micro-batches that would have to be trained again
+        self._unsaved: list[MicroBatch] = []  # the micro-batches that would have to be used again
         self._kinds: dict[str, str] = {}
         self._replaced = 0  # how often ranks have been replaced since the last checkpoint
 
@@ -322,7 +322,7 @@ class StreamRun:
         """Do some work on the ring, such as training on `batch`.
 
         If ranks are lost, replace them, train again on what was not saved, and try again. If ranks are lost too often,
-        or without a directory of checkpoints, raise the error of the lost rank.
+        or if there is no directory of checkpoints, raise the error of the lost rank.
         """
         lost: Lost | None = None
         while True:
@@ -347,7 +347,7 @@ class StreamRun:
         poll_until(self._ending, time.monotonic() + pause_s)
         begun = self._ring.replace(lost, self.prepared.source.described)
         saved = -1 if begun.restored is None else begun.restored
-        if saved < self._saved:  # newer checkpoints are damaged, and the batches since then are not kept
+        if saved < self._saved:  # newer checkpoints are damaged, and the batches after the restored one are not kept
             raise Ended(lost.outcome)
         for batch in self._unsaved:
             if saved < batch.batch_id <= self._done:

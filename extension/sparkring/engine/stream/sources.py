@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 import threading
@@ -21,7 +22,8 @@ LOOK_EVERY_S = 0.05
 class MicroBatch(NamedTuple):
     """A micro-batch. `position` says where the stream continues after it.
 
-    `waiting_s` is how long there were no rows, and `moving_s` how long their way from the source took so far.
+    `waiting_s` is how long there were no rows, and `moving_s` is how long it has taken so far to move the rows from the
+    source.
     `backlog_rows` returns the number of rows that wait in the source, or None if it is not known. `replayed` says
     whether an earlier kernel has already trained on the batch, without saving its effect.
     """
@@ -39,10 +41,10 @@ class Source(Protocol):
     """A source of micro-batches. `described` describes it in a few words.
 
     run() calls `train` with one micro-batch after another, in any thread, until there are no more or `stops()` becomes
-    true. Batches with a number up to `done` are left out, or have an effect that the state already has; `position` is
-    the position after the batch `done`. check() raises an error if the source cannot continue from there. The source
-    is told when the ranks have trained on a batch that no checkpoint has yet, and when a checkpoint has a batch and all
-    earlier ones.
+    true. The state already includes the batches up to `done`: the source may leave them out, and `train` ignores them.
+    `position` is the position after the batch `done`. check() raises an error if the source cannot continue from there.
+    The source is told when the ranks have trained on a batch that no checkpoint has yet, and when a checkpoint has a
+    batch and all earlier ones.
     """
 
     described: str
@@ -65,7 +67,7 @@ class IteratorSource:
         """Do nothing: an iterator can always be begun."""
 
     def batch_is_done(self, batch: MicroBatch) -> None:
-        """Do nothing: after a killed kernel, the iterator yields the batch again."""
+        """Do nothing: if the kernel is killed, the iterator yields the batch again."""
 
     def batch_is_saved(self, batch_id: int) -> None:
         """Do nothing: an iterator keeps no batches."""
@@ -76,13 +78,18 @@ class IteratorSource:
         if watch is not None and done >= 0:
             watch.resume(json.loads(position)["files"] if position else [])
             first = done + 1
-        items = _Items(iter(self._items), self.described)
+        iterator = iter(self._items)
+        if watch is None and iterator is self._items:
+            first = _taken.get(iterator)
+        items = _Items(iterator, self.described)
         try:
             self._run(items, first, done, train, stops)
         finally:
             if watch is not None:
                 watch.stop()
             items.close()
+            if watch is None and iterator is self._items:
+                _taken.add(iterator, items.count)
 
     def _run(
         self,
@@ -116,10 +123,29 @@ class IteratorSource:
 _END = object()
 
 
+class _Taken:
+    """How many items streams of this process have taken from iterators that the notebook holds, such as generators.
+
+    If another stream uses such an iterator, its next item is not the first one. Only the last few iterators are kept.
+    """
+
+    def __init__(self) -> None:
+        self._counts: collections.deque[tuple[Iterator[Any], int]] = collections.deque(maxlen=20)
+
+    def get(self, iterator: Iterator[Any]) -> int:
+        return next((count for each, count in self._counts if each is iterator), 0)
+
+    def add(self, iterator: Iterator[Any], count: int) -> None:
+        self._counts.appendleft((iterator, self.get(iterator) + count))
+
+
+_taken = _Taken()
+
+
 class _Items:
     """Takes items from an iterator in a thread of its own, so that a Stop does not have to wait for the next item.
 
-    An item is taken only when it is needed, so that after a Stop, the iterator continues where the stream has ended.
+    An item is taken only when it is needed, so that another stream can go on with the iterator where this one ended.
     """
 
     def __init__(self, iterator: Iterator[Any], called: str) -> None:
@@ -130,6 +156,7 @@ class _Items:
         self._item: Any = None
         self._error: BaseException | None = None
         self._closed = False
+        self.count = 0  # how many items have been taken
         threading.Thread(target=self._take, name="sparkring-stream-items", daemon=True).start()
 
     def next(self, stops: Callable[[], bool]) -> Any:
@@ -156,6 +183,7 @@ class _Items:
                 return
             try:
                 self._item = next(self._iterator, _END)
+                self.count += self._item is not _END
             except BaseException as error:  # of any type, since the iterator is the user's code
                 self._error = error
             self._there.set()

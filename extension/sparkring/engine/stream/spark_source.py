@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SparkSource:
-    """The micro-batches of `frame`. With a directory of checkpoints, Spark's own checkpoint is in a folder of it."""
+    """The micro-batches of `frame`. With a directory of checkpoints, a subfolder has Spark's own."""
 
     def __init__(self, frame: DataFrame, called: str, options: StreamOptions, directory: Directory | None) -> None:
         check_stream(frame, called)
@@ -58,8 +58,8 @@ class SparkSource:
         last = max([done, *replayable])
         if committed and max(committed) > last:
             raise CheckpointError(
-                f"{self._written} has the state after batch {last}, but Spark is at batch {max(committed)}: the "
-                "batches in between cannot be trained again. Start over with --fresh."
+                f"{self._written} can be continued only up to batch {last}, but Spark is at batch "
+                f"{max(committed)}: the batches in between cannot be used again. Start over with --fresh."
             )
 
     def run(self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]) -> None:

@@ -1,6 +1,7 @@
 """Trains on the micro-batches of a stream: runs the cell for each of them, and saves checkpoints of its state.
 
-Unlike the items of a pool, the micro-batches share `__main__`: what one batch changes, the next batch finds.
+Unlike the items of a pool, the micro-batches share `__main__`: the cell finds the variables as the previous batch has
+left them.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Trained(NamedTuple):
 
 
 class BatchWork:
-    """Runs the cell of `order` for each micro-batch in `namespace`, the rank's `__main__`. `cell` is its number."""
+    """For each micro-batch, runs the cell of `order` in `namespace`, the rank's `__main__`. `cell` numbers the cell."""
 
     def __init__(self, order: messages.Work, namespace: dict[str, Any], cell: int) -> None:
         self.cell = cell
