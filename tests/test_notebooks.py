@@ -198,7 +198,7 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 def test_training_on_a_stream(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """The live model stays accurate while the frozen one does not. Each micro-batch counts once, despite the kill."""
     found = outputs("online")
-    panel = next(output for output in found["kill"] if output.output_type == "display_data")
+    panel = next(output for output in found["stream"] if output.output_type == "display_data")
     assert "after 1 restart" in panel.data["text/plain"]
     figures = re.search(r"live (\d\.\d+) · frozen (\d\.\d+)", panel.data["text/plain"])
     assert figures
