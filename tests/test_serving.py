@@ -311,7 +311,7 @@ def test_a_stream_takes_up_new_checkpoints(spark, tmp_path):
             records = [run_store.load(path) for path in run_store.saved()]
             return any("still predicts with step 4" in notice.text for record in records for notice in record.notices)
 
-        until(is_noticed, "the damaged checkpoint is noticed")
+        until(lambda: add() and is_noticed(), "the damaged checkpoint is noticed")  # the model process stays in use
         shutil.rmtree(tmp_path / "ml")
         assert add() == [(100.0, 4), (200.0, 4)]
         assert len(process) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from sparkring.checkpointing.stream_state import _state_of
 from sparkring.data.micro_batches import ArrayRows, ArrowRows, Piece, Rows, StoredRows, as_ipc, parts_of, share_of
 from sparkring.data.spark_streams import waiting_rows
 from sparkring.engine.past_cells import CELL_BYTES, PastCells
-from sparkring.errors import OptionsError
+from sparkring.engine.stream.sources import IteratorSource, MicroBatch
+from sparkring.errors import DataError, OptionsError
 from sparkring.gangs.execution import Execution, Request
 from sparkring.notebook import stream
 from sparkring.runtime.fair_lock import FairLock
@@ -136,3 +138,63 @@ def test_the_choice_of_the_state() -> None:
     namespace |= {"counts": {}, "count": 0, "fixed": np.zeros(3)}
     cell = "step()\nseen += 1\ncounts['a'] = fixed.sum() * lr\nloss = 1\nbatch = batch"
     assert list(_state_of(cell, namespace, ("batch",))) == ["count", "counts", "model", "seen"]
+
+
+# ── Iterators that the notebook holds ────────────────────────────────────────────────────────────────────────────────
+
+
+def numbers(count: int) -> Iterator[dict[str, Any]]:
+    for number in range(count):
+        yield {"n": [number]}
+
+
+def used(items: Any, *, fails_at: int | None = None, saved_up_to: int | None = None, most: int = 100) -> list[Any]:
+    """Use the items as a stream does. Return the numbers of the batches, each with the number in its only row."""
+    source = IteratorSource(items, "items", None)
+    found: list[Any] = []
+
+    def train(batch: MicroBatch) -> None:
+        if batch.batch_id == fails_at:
+            raise ZeroDivisionError
+        found.append((batch.batch_id, int(batch.rows.columns(frozenset())["n"][0])))
+        if saved_up_to is None or batch.batch_id <= saved_up_to:
+            source.forget(batch.batch_id)
+
+    try:
+        source.run(-1, "", train, lambda: len(found) >= most)
+    except ZeroDivisionError:
+        assert fails_at is not None
+    return found
+
+
+def test_another_stream_continues_with_an_iterator() -> None:
+    """A batch whose training failed, and batches whose effect was not saved, are used again."""
+    items = numbers(9)
+    assert used(items, most=2) == [(0, 0), (1, 1)]
+    assert used(items, fails_at=3) == [(2, 2)]
+    assert used(items, saved_up_to=4, most=4) == [(3, 3), (4, 4), (5, 5), (6, 6)]
+    assert used(items) == [(5, 5), (6, 6), (7, 7), (8, 8)]
+    assert used(items) == []
+    assert used(numbers(2)) == [(0, 0), (1, 1)]
+
+
+def test_a_stop_loses_no_item_of_an_iterator() -> None:
+    """The item that the iterator is computing at a Stop is the first one of the next stream."""
+    computing, may_go_on = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[dict[str, Any]]:
+        yield {"n": [0]}
+        computing.set()
+        may_go_on.wait()
+        yield {"n": [1]}
+        raise OSError("the source is gone")
+
+    items = slow()
+    source = IteratorSource(items, "items", None)
+    source.run(-1, "", lambda batch: source.forget(batch.batch_id), computing.is_set)
+    threading.Timer(0.1, may_go_on.set).start()
+    found: list[int] = []
+    second = IteratorSource(items, "items", None)
+    with pytest.raises(DataError, match="items raised OSError: the source is gone"):
+        second.run(-1, "", lambda batch: found.append(batch.batch_id), lambda: False)
+    assert found == [1]

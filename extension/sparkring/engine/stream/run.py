@@ -230,7 +230,7 @@ class StreamRun:
             last = self._unsaved[-1]
             self._surviving(lambda: self._ring.save(last.batch_id, last.position), last)
             self._saved = last.batch_id
-            self.prepared.source.batch_is_saved(last.batch_id)
+            self.prepared.source.forget(last.batch_id)
 
     # ── one micro-batch ───────────────────────────────────────────────────────
 
@@ -255,11 +255,12 @@ class StreamRun:
         if save:
             self._saved, self._replaced = batch.batch_id, 0
             self._unsaved.clear()
-            self.prepared.source.batch_is_saved(batch.batch_id)
+            self.prepared.source.forget(batch.batch_id)
         elif self._options.checkpoint_dir:
             self.prepared.source.batch_is_done(batch)
         else:
             self._unsaved.clear()
+            self.prepared.source.forget(batch.batch_id)
 
     def _carry_out(self, batch: MicroBatch, *, save: bool, replays: bool = False) -> None:
         parts = list(parts_of(batch.rows, self._options.max_rows))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import json
 import threading
 import time
@@ -43,8 +42,8 @@ class Source(Protocol):
     run() calls `train` with one micro-batch after another, in any thread, until there are no more or `stops()` becomes
     true. The state already includes the batches up to `done`: the source may leave them out, and `train` ignores them.
     `position` is the position after the batch `done`. check() raises an error if the source cannot continue from there.
-    The source is told when the ranks have trained on a batch that no checkpoint has yet, and when a checkpoint has a
-    batch and all earlier ones.
+    The source is told when the ranks have trained on a batch that may have to be used again, and when a batch and all
+    earlier ones will not be used again: when a checkpoint includes them or, without checkpoints, at once.
     """
 
     described: str
@@ -52,16 +51,21 @@ class Source(Protocol):
     def check(self, done: int) -> None: ...
     def run(self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]) -> None: ...
     def batch_is_done(self, batch: MicroBatch) -> None: ...
-    def batch_is_saved(self, batch_id: int) -> None: ...
+    def forget(self, batch_id: int) -> None: ...
 
 
 class IteratorSource:
-    """The items of an iterable of this process. `trigger_s` is the least time between two micro-batches."""
+    """The items of an iterable of this process. `trigger_s` is the least time between two micro-batches.
+
+    If the iterable is an iterator that the notebook holds, such as a generator, another stream may continue with it.
+    Batches that this stream has not trained on to the end, or whose effect is not saved, are then used again.
+    """
 
     def __init__(self, items: Iterable[Any], called: str, trigger_s: float | None) -> None:
         self.described = called
-        self._items = items
+        self._iterable = items
         self._trigger_s = trigger_s or 0.0
+        self._items: _Items | None = None
 
     def check(self, done: int) -> None:
         """Do nothing: an iterator can always be begun."""
@@ -69,48 +73,48 @@ class IteratorSource:
     def batch_is_done(self, batch: MicroBatch) -> None:
         """Do nothing: if the kernel is killed, the iterator yields the batch again."""
 
-    def batch_is_saved(self, batch_id: int) -> None:
-        """Do nothing: an iterator keeps no batches."""
+    def forget(self, batch_id: int) -> None:
+        if self._items is not None:
+            self._items.forget(batch_id)
 
     def run(self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]) -> None:
-        watch = self._items if isinstance(self._items, Watch) else None
+        watch = self._iterable if isinstance(self._iterable, Watch) else None
         first = 0
         if watch is not None and done >= 0:
             watch.resume(json.loads(position)["files"] if position else [])
             first = done + 1
-        iterator = iter(self._items)
-        if watch is None and iterator is self._items:
-            first = _taken.get(iterator)
-        items = _Items(iterator, self.described)
+        iterator = iter(self._iterable)
+        is_held = watch is None and iterator is self._iterable
+        earlier = next((each for each in _ended if each.iterator is iterator), None) if is_held else None
+        self._items = items = _Items(iterator, self.described, first, earlier)
         try:
-            self._run(items, first, done, train, stops)
+            self._run(items, watch, done, train, stops)
         finally:
             if watch is not None:
                 watch.stop()
             items.close()
-            if watch is None and iterator is self._items:
-                _taken.add(iterator, items.count)
+            if is_held:
+                _ended.appendleft(items)
 
     def _run(
         self,
         items: _Items,
-        first: int,
+        watch: Watch | None,
         done: int,
         train: Callable[[MicroBatch], None],
         stops: Callable[[], bool],
     ) -> None:
-        watch = self._items if isinstance(self._items, Watch) else None
         due = time.monotonic()
-        for batch_id in itertools.count(first):
+        while not poll_until(stops, due, every_s=LOOK_EVERY_S):
             began = time.perf_counter()
-            if poll_until(stops, due, every_s=LOOK_EVERY_S):
-                return
             due = time.monotonic() + self._trigger_s
-            item = items.next(stops)
-            if item is _END:
+            found = items.next(stops)
+            if found is None:
                 return
+            batch_id, item = found
             if batch_id <= done:
                 due = 0.0
+                items.forget(batch_id)
                 continue
             waited_s = time.perf_counter() - began
             rows = rows_of(item, f"batch {batch_id} of {self.described}")
@@ -123,67 +127,75 @@ class IteratorSource:
 _END = object()
 
 
-class _Taken:
-    """How many items streams of this process have taken from iterators that the notebook holds, such as generators.
-
-    If another stream uses such an iterator, its next item is not the first one. Only the last few iterators are kept.
-    """
-
-    def __init__(self) -> None:
-        self._counts: collections.deque[tuple[Iterator[Any], int]] = collections.deque(maxlen=20)
-
-    def get(self, iterator: Iterator[Any]) -> int:
-        return next((count for each, count in self._counts if each is iterator), 0)
-
-    def add(self, iterator: Iterator[Any], count: int) -> None:
-        self._counts.appendleft((iterator, self.get(iterator) + count))
-
-
-_taken = _Taken()
-
-
 class _Items:
     """Takes items from an iterator in a thread of its own, so that a Stop does not have to wait for the next item.
 
-    An item is taken only when it is needed, so that another stream can go on with the iterator where this one ended.
+    An item is taken only when it is needed. `first` is the number of the first item. If a stream that has ended took
+    items from the same iterator, `earlier` is its object: the items that it has not forgotten come first, and the
+    numbers continue.
     """
 
-    def __init__(self, iterator: Iterator[Any], called: str) -> None:
-        self._iterator = iterator
+    def __init__(self, iterator: Iterator[Any], called: str, first: int, earlier: _Items | None) -> None:
+        self.iterator = iterator
         self._called = called
-        self._wanted = threading.Semaphore(0)
-        self._there = threading.Event()
-        self._item: Any = None
-        self._error: BaseException | None = None
+        self._number = first  # of the next item
+        self._earlier = earlier
+        self._kept: dict[int, Any] = {}  # the items that the stream has got and not forgotten
+        self._taken: collections.deque[tuple[Any, BaseException | None]] = collections.deque()  # each with its error
+        self._wanted, self._there = threading.Semaphore(0), threading.Semaphore(0)
         self._closed = False
-        self.count = 0  # how many items have been taken
-        threading.Thread(target=self._take, name="sparkring-stream-items", daemon=True).start()
+        self._thread = threading.Thread(target=self._take, name="sparkring-stream-items", daemon=True)
+        self._thread.start()
 
-    def next(self, stops: Callable[[], bool]) -> Any:
-        """Return the next item; _END if there is none, or if `stops()` becomes true."""
-        self._there.clear()
+    def next(self, stops: Callable[[], bool]) -> tuple[int, Any] | None:
+        """Return the next item with its number, or None if there is none, or if `stops()` becomes true."""
         self._wanted.release()
-        while not self._there.wait(LOOK_EVERY_S):
+        while not self._there.acquire(timeout=LOOK_EVERY_S):
             if stops():
-                return _END
-        if self._error is not None:
-            failure = as_failure(self._error)
+                return None
+        item, error = self._taken.popleft()
+        if error is not None:
+            failure = as_failure(error)
             raise DataError(f"{self._called} raised {failure.summary}.\n\n{failure.traceback.rstrip()}")
-        return self._item
+        if item is _END:
+            return None
+        number = self._number
+        self._kept[number] = item
+        self._number += 1
+        return number, item
+
+    def forget(self, number: int) -> None:
+        """Do not keep the item with this number and the earlier ones for the next stream."""
+        for each in [each for each in self._kept if each <= number]:
+            del self._kept[each]
 
     def close(self) -> None:
-        """Take no more items. If the iterator is waiting for its next item, the thread ends after that item."""
+        """Take no more items. If the iterator is computing its next item, the thread ends after that item."""
         self._closed = True
         self._wanted.release()
 
     def _take(self) -> None:
-        while self._item is not _END and self._error is None:
+        left: collections.deque[tuple[Any, BaseException | None]] = collections.deque()
+        if self._earlier is not None:
+            self._earlier._thread.join()  # an iterator can compute only one item at a time
+            left.extend((item, None) for item in self._earlier._kept.values())
+            left.extend(self._earlier._taken)
+            self._number = min(self._earlier._kept, default=self._earlier._number)
+            self._earlier = None
+        while True:
             self._wanted.acquire()
             if self._closed:
-                return
-            try:
-                self._item = next(self._iterator, _END)
-                self.count += self._item is not _END
-            except BaseException as error:  # of any type, since the iterator is the user's code
-                self._error = error
-            self._there.set()
+                break
+            self._taken.append(left.popleft() if left else self._taken_now())
+            self._there.release()
+        self._taken.extend(left)
+
+    def _taken_now(self) -> tuple[Any, BaseException | None]:
+        try:
+            return next(self.iterator, _END), None
+        except BaseException as error:  # of any type, since the iterator is the user's code
+            return None, error
+
+
+# Streams of this process that took items from an iterator that the notebook holds. Only the last few are kept.
+_ended: collections.deque[_Items] = collections.deque(maxlen=20)

@@ -114,7 +114,7 @@ class SparkSource:
             assert isinstance(batch.rows, StoredRows)
             self._log.add(batch.batch_id, batch.position, batch.rows if batch.rows.count else None)
 
-    def batch_is_saved(self, batch_id: int) -> None:
+    def forget(self, batch_id: int) -> None:
         """Remove the batch and all earlier ones from the replay log."""
         if self._log is not None:
             self._log.forget(batch_id)
