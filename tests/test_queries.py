@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -154,7 +155,7 @@ class Spark:
 @contextlib.contextmanager
 def connected(spark):
     """Return a function that reports tasks over a connection to the listener."""
-    order = queries.watch(spark, "predict data with model", "predict(…)")
+    order = queries.watch(SimpleNamespace(sparkContext=spark), "predict data with model", "predict(…)")
     with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
 
         def report(*tasks, host="here", load_s=0.5, gpus=()):
@@ -221,7 +222,7 @@ def test_gpus():
 
 
 def test_only_those_who_know_the_secret():
-    order = queries.watch(Spark({}), "", "")
+    order = queries.watch(SimpleNamespace(sparkContext=Spark({})), "", "")
     with pytest.raises(ConnectionError):
         dial(order["host"], order["port"], np.random.bytes(32))
     with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
@@ -232,7 +233,7 @@ def test_only_those_who_know_the_secret():
 
 
 def test_the_reporter_gives_up_without_a_driver():
-    order = queries.watch(Spark({}), "", "")
+    order = queries.watch(SimpleNamespace(sparkContext=Spark({})), "", "")
     queries.close()
     found = reporter.Reporter(order)
     until(lambda: found._order is None, "the thread has noticed")

@@ -318,8 +318,8 @@ def test_a_stream_takes_up_new_checkpoints(spark, tmp_path):
         assert model_processes() == process
         (running,) = [run_store.load(path) for path in run_store.saved()]
         assert not running.outcome
-    until(lambda: not model_processes(), "the model process has ended")
     record = until(ended, "the record has ended")
+    until(lambda: not model_processes(), "the model process has ended")
     assert record.title == f"predict a DataFrame with the latest checkpoint of {tmp_path / 'ml'}"
     told = [notice.text for notice in record.notices]
     assert [text.split(",")[0].partition(" ")[2] for text in told if "now predicts" in text] == [
@@ -397,15 +397,47 @@ def test_arguments(spark, tmp_path):
         predict(version="")
 
 
+@contextlib.contextmanager
+def following(streams):
+    """Yield a function that reports as a model process does, while Spark is running the queries in `streams`."""
+    session = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="local[2]", getConf=dict), streams=SimpleNamespace(get=streams.get)
+    )
+    order = queries.watch(session, "predict data", "predict(…)")
+    with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
+        yield lambda used: connection.send(ModelUsed(order["column"], "here", 12, 0.5, (), used))
+
+
+def test_the_record_of_a_stream_ends_with_its_query(monkeypatch):
+    """A model process takes up checkpoints a while longer. If another query uses it, there is another record."""
+    monkeypatch.setattr(queries, "_LOOK_EVERY_S", 0.01)
+    streams = {"first": object()}
+    with following(streams) as report:
+        report(None)  # the model is being loaded
+        report(CheckpointUsed(7, 0.2, 0, 10, 0, "", "first"))
+        until(run_store.saved, "the query has a record")
+        streams.clear()
+        until(ended, "the record has ended")
+        report(CheckpointUsed(8, 0.2, 1, 10, 0, "", "first"))
+        streams["second"] = object()
+        report(CheckpointUsed(8, 0.2, 1, 30, 0, "", "second"))
+        until(lambda: len(run_store.saved()) == 2, "the second query has a record")
+    until(lambda: all(run_store.load(path).outcome for path in run_store.saved()), "both records have ended")
+    records = sorted(map(run_store.load, run_store.saved()), key=lambda record: record.started)
+    assert [record.notices[0].text for record in records] == [
+        f"here now predicts with step {step}, loaded in 0.2 s (process 12)" for step in (7, 8)
+    ]
+
+
 def test_notices_about_checkpoints(monkeypatch):
     """A record says which checkpoint each process uses, but not without a limit."""
     monkeypatch.setattr(serving, "_CHANGES_NOTED", 2)
-    order = queries.watch(SimpleNamespace(master="local[2]", getConf=dict), "predict data", "predict(…)")
-    with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
+    with following({}) as report:
         for earlier in range(4):
-            used = CheckpointUsed(7 + earlier, 0.2, earlier, 10 * earlier, earlier, "gone" if earlier == 3 else "")
-            connection.send(ModelUsed(order["column"], "here", 12, 0.5, (), used))
-            connection.send(ModelUsed(order["column"], "here", 12, 0.5, (), used))
+            problem = "gone" if earlier == 3 else ""
+            used = CheckpointUsed(7 + earlier, 0.2, earlier, 10 * earlier, earlier, problem, "")
+            report(used)
+            report(used)
     record = until(ended, "the record has ended")
     assert [notice.text for notice in record.notices][:3] == [
         "here now predicts with step 7, loaded in 0.2 s (process 12)",

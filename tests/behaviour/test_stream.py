@@ -106,7 +106,8 @@ def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) ->
     first.stop()
     result = first.result()
     assert result.saved == result.record.stream.last.batch_id
-    assert "the stream was ended after batch" in result.record.message
+    rows = f"{result.rows} rows"
+    assert result.record.message == f"{result.batches} batches · {rows} · saved after batch {result.saved} · stopped"
     two.cell("w = ids = seen = None")  # the checkpoint has the values
     second = stream(two, batches(10), checkpoint_dir=str(tmp_path)).result()
     assert result.batches + second.batches == 10

@@ -55,7 +55,8 @@ def test_the_line():
     assert describe.outcome(record) == describe.stream(record)
     assert describe.stream(streamed([0])) == "batch 0 · 100 rows · 100 rows/s · not saved yet"
     assert describe.stream(streamed(range(2), checkpoint_dir="")) == "batch 1 · 200 rows · 100 rows/s"
-    over = replay([events.RunFinished(107.0, "finished", "the stream was ended after batch 5")], record)
+    assert describe.stream_total(record) == "5 batches · 500 rows · saved after batch 3"
+    over = replay([events.RunFinished(107.0, "finished")], record)
     assert describe.closing(over, 200.0).startswith("ended after batch 5 · 500 rows · 83 rows/s · saved after batch 3")
     failed = replay([events.RunFinished(107.0, "failed", "DataError: no x")], record)
     assert describe.closing(failed, 200.0).startswith("failed: DataError: no x · 7.0 s · ended after batch 5")

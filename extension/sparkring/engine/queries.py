@@ -8,7 +8,8 @@ no longer running any of its stages and, in addition, another query begins or th
 model process disconnects when no task has been connected for a while.
 
 The model processes of a stream do not report its tasks. But if they take up new checkpoints, they stay connected until
-they exit, and the stream has a record, whose items are the model processes (engine/serving.py).
+they exit, and the stream has a record, whose items are the model processes (engine/serving.py). The record ends when
+the streaming query has ended. This is looked up now and then in a thread of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from sparkring.wire.channel import ChannelClosed, Connection, Listener
 from sparkring.wire.messages import Failure, GpuUsed, ModelUsed, TaskScored
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 _MOST = 1_000  # how many model processes can be connected at once
 _LOOK_EVERY_S = 0.25
@@ -47,7 +48,7 @@ _LOOK_EVERY_S = 0.25
 class _Column(NamedTuple):
     """A column of predictions. `title` and `code` are for the records of the queries that use the column."""
 
-    context: SparkContext
+    session: SparkSession
     title: str
     code: str
 
@@ -89,7 +90,7 @@ class _Query:
     """A query that is recorded and shown. Its tasks use one column, in one or more stages."""
 
     def __init__(self, column: _Column, *, warm: bool) -> None:
-        self._context = column.context
+        self._context = column.session.sparkContext
         self._last = time.time()
         self._at_once = self._slots()
         self._holders: list[_Partition | None] = [None] * self._at_once
@@ -101,6 +102,7 @@ class _Query:
         self._serving = Serving(self._at_once)  # the processes that take up new checkpoints
         self._gpus: dict[tuple[str, str], GpuUsed] = {}  # the last reports, by process and address
         self._waiting: list[_Partition] = []  # partitions without a slot in the record
+        self.ends_with_stream = False  # whether a thread waits for the end of the streaming query
         started = events.RunStarted(
             self._last,
             run_store.new_id(),
@@ -227,6 +229,11 @@ class _Query:
 
     # ── The end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def stream(self) -> str:
+        """Spark's id of the streaming query that uses the column; '' if none does, or if it is not known yet."""
+        return self._serving.stream
+
     def is_active(self) -> bool:
         """Return whether a task is connected, or Spark is still running one of the stages."""
         if any(each.state == "running" for each in self._partitions.values()):
@@ -317,7 +324,7 @@ class _Watch:
 
     def order(self, column: _Column) -> dict[str, Any] | None:
         """Return what a column's model processes need in order to report, or None if this process cannot listen."""
-        host, bind_host, port = driver_address(column.context)
+        host, bind_host, port = driver_address(column.session.sparkContext)
         with self._changing:
             try:
                 if bind_host not in self._listeners:
@@ -367,8 +374,15 @@ class _Watch:
         queries = self._queries.setdefault(report.column, {})
         if not report.tasks:
             if not queries:
+                stream = "" if report.checkpoint is None else report.checkpoint.stream
+                if stream and not self._is_running(report.column, stream):
+                    return  # the query has ended, but the process still takes up checkpoints
                 queries[None] = self._begin(report)
-            list(queries.values())[-1].add(report, [], gpus)
+            query = list(queries.values())[-1]
+            query.add(report, [], gpus)
+            if query.stream and not query.ends_with_stream:
+                query.ends_with_stream = True
+                threading.Thread(target=self._end_stream, args=(report.column, query), daemon=True).start()
         for name in dict.fromkeys(task.query for task in report.tasks):
             if None in queries:
                 queries[name] = queries.pop(None)
@@ -379,6 +393,24 @@ class _Watch:
 
     def _begin(self, report: ModelUsed) -> _Query:
         return _Query(self._columns[report.column], warm=report.load_s is not None)
+
+    def _is_running(self, column: str, stream: str) -> bool:
+        """Return whether Spark is running a streaming query."""
+        with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
+            return self._columns[column].session.streams.get(stream) is not None
+        return False
+
+    def _end_stream(self, column: str, query: _Query) -> None:
+        """Wait until Spark has ended the streaming query, and end its record."""
+        queries = self._queries[column]
+        while not self._closing.wait(_LOOK_EVERY_S):
+            with self._changing:
+                names = [name for name, each in queries.items() if each is query]
+                if names and self._is_running(column, query.stream):
+                    continue
+                for name in names:  # none, if the model processes have exited
+                    queries.pop(name).end()
+                return
 
     def _end_over(self, queries: dict[str | None, _Query]) -> None:
         for name in [name for name, query in queries.items() if not query.is_active()]:
@@ -403,14 +435,14 @@ class _Watch:
 _watch: _Watch | None = None
 
 
-def watch(context: SparkContext, title: str, code: str) -> dict[str, Any] | None:
+def watch(session: SparkSession, title: str, code: str) -> dict[str, Any] | None:
     """Record and show the queries of a new column. Return what its model processes need in order to report.
 
     Return None if this process cannot listen. The queries are then not shown.
     """
     global _watch
     _watch = _watch or _Watch()
-    return _watch.order(_Column(context, title, code))
+    return _watch.order(_Column(session, title, code))
 
 
 @atexit.register

@@ -44,6 +44,11 @@ class Serving:
         """How many newer checkpoints a process has used; the largest number if there are several processes."""
         return max((each.used.earlier for each in self._processes.values()), default=0)
 
+    @property
+    def stream(self) -> str:
+        """Spark's id of the streaming query that has used a process last; '' before the first one."""
+        return next((each.used.stream for each in reversed(self._processes.values()) if each.used.stream), "")
+
     def rows(self) -> Iterator[tuple[str, int, int]]:
         """Yield the host, the scored rows and the rows without a prediction of each process."""
         for each in self._processes.values():

@@ -38,7 +38,7 @@ def predict(
 ) -> DataFrame:
     """Return a DataFrame with the predictions of a model as one or more new columns.
 
-    `watch(context, title, code)` returns what the model processes need in order to report to the driver, or None.
+    `watch(session, title, code)` returns what the model processes need in order to report to the driver, or None.
     Raises DataError, OptionsError, CheckpointError or CaptureError.
     """
     if type(data).__module__.startswith("pyspark.sql.connect."):
@@ -72,7 +72,7 @@ def predict(
     sent = types if files is None else pa.schema([("row", pa.int64())])
     scorer = settings.scorer(source, inputs, result.outputs, files=files, small=small)
     title, code = _described(data, files, settings, source, rows)
-    report = watch(session.sparkContext, title, code)
+    report = watch(session, title, code)
     types_sent = sent.serialize().to_pybytes()
     follows = settings.refresh_s is not None
     udf = scoring_udf(session, scorer, result.kind, types_sent, idle_s=idle_s, report=report, follows=follows)

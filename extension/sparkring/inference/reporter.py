@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from sparkring.inference.task import TASK
+from sparkring.inference.task import STREAM, TASK
 from sparkring.wire.channel import dial
 from sparkring.wire.messages import CheckpointUsed, ModelUsed, TaskScored
 from sparkring.worker.member import gpus
@@ -57,7 +57,7 @@ class Reporter:
         with self._news:
             self._load_s = seconds
             if step is not None:
-                self._checkpoint = CheckpointUsed(step, seconds, 0, 0, 0, "")
+                self._checkpoint = CheckpointUsed(step, seconds, 0, 0, 0, "", "")
             self._is_new |= self._reports_load
             self._open -= 1
             self._news.notify_all()
@@ -73,6 +73,11 @@ class Reporter:
     def scored(self, rows: int, nulls: int) -> None:
         """Count rows of a task that is not known."""
         self._note(lambda now: now._replace(rows=now.rows + rows, nulls=now.nulls + nulls))
+
+    def serves(self, stream: str) -> None:
+        """Record that a streaming query uses the model. `stream` is Spark's id of the query."""
+        if self._checkpoint is not None and self._checkpoint.stream != stream:
+            self._note(lambda now: now._replace(stream=stream))
 
     def _note(self, change: Callable[[CheckpointUsed], CheckpointUsed]) -> None:
         with self._news:
@@ -129,8 +134,8 @@ class Reporter:
 class Task:
     """The rows that have been scored over one connection.
 
-    A request says which Spark task uses the connection. The tasks of a stream do not say this. Such a task is not
-    known, and is not reported.
+    A request says which Spark task uses the connection. The tasks of a stream only say which query they belong to. Such
+    a task is not known, and is not reported.
     """
 
     def __init__(self, reporter: Reporter, number: int) -> None:
@@ -144,7 +149,10 @@ class Task:
 
     def asks(self, request: pa.Schema) -> None:
         """Find out which Spark task the connection belongs to, from the schema of a request."""
-        about = (request.metadata or {}).get(TASK)
+        metadata = request.metadata or {}
+        if STREAM in metadata:
+            self._reporter.serves(metadata[STREAM].decode())
+        about = metadata.get(TASK)
         if self._place is None and about is not None:
             task, query, stage, partition = json.loads(about)
             self._place, self._began = (task, query, stage, partition), time.monotonic()

@@ -47,7 +47,8 @@ _BOOT = (
     "sys.path[:0] = [path]; sys.path += [p for p in order['path'] if p not in sys.path]; del archive, file; "
     "from sparkring.inference.server import main; main(order, parts)"
 )
-TASK = b"sparkring.task"  # the key under which the metadata of a request says which task has sent it
+# The keys under which the metadata of a request says which task, or which streaming query, has sent it.
+TASK, STREAM = b"sparkring.task", b"sparkring.stream"
 _ATTEMPTS = 3  # if the model process exits this many times during a request, the request's rows count as the cause
 _LOGGED = 600  # the largest number of characters of a log that an error quotes
 
@@ -343,8 +344,9 @@ class _OfPartition(Process):
         if context is not None:
             query = context.getLocalProperty("spark.sql.execution.id") or ""
             place = [context.taskAttemptId(), query, context.stageId(), self._partition]
-            if context.getLocalProperty("sql.streaming.queryId"):  # each micro-batch would have a record
+            if stream := context.getLocalProperty("sql.streaming.queryId"):  # each micro-batch would have a record
                 self._order = {**order, "of_stream": True}
+                self._about = {STREAM: stream.encode()}
             else:
                 self._about = {TASK: json.dumps(place).encode()}
 

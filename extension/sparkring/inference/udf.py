@@ -80,7 +80,7 @@ def predict_udf(
         "on_error": "raise",
     }
     call = f"{model.told}, return_type={single.kind.simpleString()!r}, batch_size={batch_size}"
-    report = watch(session.sparkContext, f"predict_udf with {model.told}", f"sparkring.predict_udf({call})")
+    report = watch(session, f"predict_udf with {model.told}", f"sparkring.predict_udf({call})")
     return scoring_udf(session, settings, single.kind, None, idle_s=idle_s, report=report)
 
 

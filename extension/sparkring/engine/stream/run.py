@@ -202,8 +202,8 @@ class StreamRun:
         stream = recorder.record.stream
         assert stream is not None
         recorder.finish_ranks()
-        last = f"after batch {stream.last.batch_id}" if stream.last else "before the first batch"
-        record = recorder.close("finished", f"the stream was ended {last}" if self._ending.asked else "")
+        how = "stopped" if self._ending.asked else ""
+        record = recorder.close("finished", describe.dotted(describe.stream_total(recorder.record), how))
         return StreamResult(record, stream.batches, stream.rows, stream.saved)
 
     def _explained(self, outcome: Outcome) -> Outcome:

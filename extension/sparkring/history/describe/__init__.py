@@ -64,6 +64,7 @@ from sparkring.history.describe.streams import stream_facts as stream_facts
 from sparkring.history.describe.streams import stream_figures as stream_figures
 from sparkring.history.describe.streams import stream_idle as stream_idle
 from sparkring.history.describe.streams import stream_rates as stream_rates
+from sparkring.history.describe.streams import stream_total as stream_total
 from sparkring.history.describe.text import ago as ago
 from sparkring.history.describe.text import counted as counted
 from sparkring.history.describe.text import dotted as dotted

@@ -40,6 +40,15 @@ def stream(record: RunRecord) -> str:
     return dotted(where, counted(found.rows, "row"), _rate(trained), backlog, saved, *others)
 
 
+def stream_total(record: RunRecord) -> str:
+    """Describe all of a stream in one line: `137 batches · 12,800 rows · saved after batch 136`."""
+    found = record.stream
+    if found is None:
+        return ""
+    saved = saved_after(record)
+    return dotted(counted(found.batches, "batch"), counted(found.rows, "row"), saved and f"saved {saved}")
+
+
 def stream_idle(record: RunRecord, now: float) -> str:
     """Say how long no batch has ended, if this is much longer than usual: `no batch for 12 s`; otherwise return ''."""
     found = record.stream

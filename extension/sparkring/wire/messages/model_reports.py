@@ -32,7 +32,8 @@ class CheckpointUsed(NamedTuple):
 
     `step` is the checkpoint's step, `load_s` is how long it took to load, and `earlier` is the number of checkpoints
     that the process has used before. Since it was started, the process has scored `rows` rows, `nulls` of which have no
-    prediction. `problem` says why a newer checkpoint is not used; '' if there is none.
+    prediction. `problem` says why a newer checkpoint is not used; '' if there is none. `stream` is Spark's id of the
+    streaming query that has used the process last; '' before the first one.
     """
 
     step: Count
@@ -41,6 +42,7 @@ class CheckpointUsed(NamedTuple):
     rows: Count
     nulls: Count
     problem: str
+    stream: str
 
 
 class ModelUsed(NamedTuple):
