@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -299,7 +301,7 @@ def test_a_stream_takes_up_new_checkpoints(spark, tmp_path):
     """A query uses new weights without a restart, and keeps those that it has if there are no better ones."""
     store = checkpoints(tmp_path / "ml")
     save(store, 3, 10.0)
-    with streaming(spark, tmp_path, refresh_s=0.05, idle_s=2) as add:
+    with streaming(spark, tmp_path, refresh_s=0.05) as add:
         assert add() == [(10.0, 3), (20.0, 3)]
         process = model_processes()
         save(store, 4, 100.0)
@@ -311,7 +313,7 @@ def test_a_stream_takes_up_new_checkpoints(spark, tmp_path):
             records = [run_store.load(path) for path in run_store.saved()]
             return any("still predicts with step 4" in notice.text for record in records for notice in record.notices)
 
-        until(lambda: add() and is_noticed(), "the damaged checkpoint is noticed")  # the model process stays in use
+        until(is_noticed, "the damaged checkpoint is noticed")
         shutil.rmtree(tmp_path / "ml")
         assert add() == [(100.0, 4), (200.0, 4)]
         assert len(process) == 1
@@ -319,6 +321,8 @@ def test_a_stream_takes_up_new_checkpoints(spark, tmp_path):
         (running,) = [run_store.load(path) for path in run_store.saved()]
         assert not running.outcome
     record = until(ended, "the record has ended")
+    for pid in process:
+        os.kill(int(pid), signal.SIGTERM)  # as if the executor exited
     until(lambda: not model_processes(), "the model process has ended")
     assert record.title == f"predict a DataFrame with the latest checkpoint of {tmp_path / 'ml'}"
     told = [notice.text for notice in record.notices]
@@ -411,6 +415,7 @@ def following(streams):
 def test_the_record_of_a_stream_ends_with_its_query(monkeypatch):
     """A model process takes up checkpoints a while longer. If another query uses it, there is another record."""
     monkeypatch.setattr(queries, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(queries, "_LAST_REPORT_S", 0.01)
     streams = {"first": object()}
     with following(streams) as report:
         report(None)  # the model is being loaded

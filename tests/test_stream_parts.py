@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from waiting import until
 
 from sparkring.checkpointing.stream_state import _state_of
+from sparkring.data.keys import shares_by_key
 from sparkring.data.micro_batches import ArrayRows, ArrowRows, Piece, Rows, StoredRows, as_ipc, parts_of, share_of
 from sparkring.data.spark_streams import waiting_rows
+from sparkring.engine.options import StreamOptions
 from sparkring.engine.past_cells import CELL_BYTES, PastCells
 from sparkring.engine.stream.sources import IteratorSource, MicroBatch
 from sparkring.errors import DataError, OptionsError
@@ -90,6 +93,48 @@ def test_shares_are_even_and_complete(rows: Rows) -> None:
     assert [part.count for part in parts_of(rows, None)] == [10]
 
 
+KEYED = pa.table(
+    {"k": ["b", None, "a", "b", "c", None], "n": [1.5, 2, 3, 1.5, float("nan"), float("nan")], "x": range(6)}
+)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ArrayRows({name: KEYED[name].to_numpy() for name in KEYED.column_names}),
+        ArrowRows(KEYED),
+        StoredRows(KEYED.schema.serialize().to_pybytes(), [Piece(as_ipc(KEYED).to_pybytes(), 6)], frozenset()),
+    ],
+)
+@pytest.mark.parametrize("arrow", [False, True])
+def test_rows_are_divided_by_key(rows: Rows, arrow: bool) -> None:
+    """Each key is on one rank, with its rows in their order. Nulls are a key, and NaNs are equal."""
+    for by, wanted in (
+        (["k"], {"b": [0, 3], None: [1, 5], "a": [2], "c": [4]}),
+        (["n"], {1.5: [0, 3], 2.0: [1], 3.0: [2], math.nan: [4, 5]}),
+        (
+            ["k", "n"],
+            {("b", 1.5): [0, 3], (None, 2.0): [1], ("a", 3.0): [2], ("c", math.nan): [4], (None, math.nan): [5]},
+        ),
+    ):
+        for size in (1, 2, 5):
+            shares = [list(share.of_keys(frozenset(), arrow=arrow)) for share in shares_by_key(rows, by, size)]
+            found = [(each.key, each.batch["x"]) for share in shares for each in share]
+            assert {key: (values.to_pylist() if arrow else values.tolist()) for key, values in found} == wanted
+            assert len(found) == len(wanted)
+            assert all(each.digest % size == rank for rank, share in enumerate(shares) for each in share)
+
+
+def test_keys_that_arrow_cannot_represent() -> None:
+    rows = ArrayRows({"k": np.array([1, "a", 1j, 1], dtype=object), "x": np.arange(4)})
+    (share,) = shares_by_key(rows, ["k"], 1)
+    assert {each.key: each.batch["x"].tolist() for each in share.of_keys(frozenset(), arrow=False)} == {
+        1: [0, 3],
+        "a": [1],
+        1j: [2],
+    }
+
+
 def test_the_cells_to_run_again() -> None:
     """Cells that define what is needed are found, and what they need; cells with large values are only named."""
     cells = PastCells()
@@ -103,13 +148,37 @@ def test_the_cells_to_run_again() -> None:
     ran("model = make()", ("lr",))
     ran("print(model)")
     ran("big = data * 2", ("data",), bytes(CELL_BYTES + 1))
-    found = cells.that_define({"model", "lr"})
+    found = cells.that_define({"model", "lr"}, {})
     assert [cell.source for cell in found] == [
         "import torch",
         "def make():\n    return torch.nn.Linear(1, 1)",
         "model = make()",
     ]
-    assert [(cell.title, cell.request) for cell in cells.that_define({"big"})] == [("big = data * 2", None)]
+    assert [(cell.title, cell.request) for cell in cells.that_define({"big"}, {})] == [("big = data * 2", None)]
+
+
+@pytest.mark.parametrize(
+    ("source", "runs_again"),
+    [
+        ("dist.init_process_group('gloo')", True),
+        ("import horovod.torch as hvd\nhvd.init()\nprint('rank', hvd.rank())", True),
+        ("os.environ['OMP_NUM_THREADS'] = '1'\nrank = dist.get_rank()\ntorch.manual_seed(rank)", True),
+        ("rank = dist.get_rank()", False),
+        ("torch.save(model, 'model.pt')", False),
+        ("for _ in range(3):\n    dist.barrier()", False),
+        ("shutil.rmtree('live')", False),
+        ("dist.barrier()\nshutil.rmtree('live')", False),
+        ("print('ready')", False),
+    ],
+)
+def test_cells_that_prepare_the_process_run_again(source: str, runs_again: bool) -> None:
+    """They define no name that is needed, but the cells that do may rely on them."""
+    cells = PastCells()
+    for each in ("import os, shutil, torch", source, "model = 1"):
+        cells.add(Execution(Request(Run("cell", each, parts=(b"x",)), "plain", sent=()), (0,)))
+    found = [cell.source for cell in cells.that_define({"model"}, {"dist": "torch.distributed"})]
+    assert (source in found) is runs_again
+    assert found[-1] == "model = 1"
 
 
 def test_the_rows_that_wait_in_the_sources() -> None:
@@ -150,7 +219,7 @@ def numbers(count: int) -> Iterator[dict[str, Any]]:
 
 def used(items: Any, *, fails_at: int | None = None, saved_up_to: int | None = None, most: int = 100) -> list[Any]:
     """Use the items as a stream does. Return the numbers of the batches, each with the number in its only row."""
-    source = IteratorSource(items, "items", None)
+    source = IteratorSource(items, "items", StreamOptions())
     found: list[Any] = []
 
     def train(batch: MicroBatch) -> None:
@@ -190,11 +259,32 @@ def test_a_stop_loses_no_item_of_an_iterator() -> None:
         raise OSError("the source is gone")
 
     items = slow()
-    source = IteratorSource(items, "items", None)
+    source = IteratorSource(items, "items", StreamOptions())
     source.run(-1, "", lambda batch: source.forget(batch.batch_id), computing.is_set)
     threading.Timer(0.1, may_go_on.set).start()
     found: list[int] = []
-    second = IteratorSource(items, "items", None)
+    second = IteratorSource(items, "items", StreamOptions())
     with pytest.raises(DataError, match="items raised OSError: the source is gone"):
         second.run(-1, "", lambda batch: found.append(batch.batch_id), lambda: False)
     assert found == [1]
+
+
+class Table:
+    """An iterable that need not begin with its first item."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        raise AssertionError("the first items are not needed")
+
+    def from_batch(self, number: int) -> Iterator[dict[str, Any]]:
+        if number > 5:
+            raise LookupError(f"no batch {number}")
+        return ({"n": [each]} for each in range(number, 5))
+
+
+def test_an_iterable_can_begin_with_a_later_batch() -> None:
+    found: list[int] = []
+    source = IteratorSource(Table(), "table", StreamOptions())
+    source.run(2, "", lambda batch: found.append(batch.batch_id), lambda: False)
+    assert found == [3, 4]
+    with pytest.raises(DataError, match=r"table\.from_batch\(6\) raised LookupError: no batch 6"):
+        source.run(5, "", lambda batch: None, lambda: False)

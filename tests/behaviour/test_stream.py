@@ -259,9 +259,7 @@ def test_watch_yields_each_file_once(two: WarmRing, tmp_path: Path) -> None:
     until(trained(first, 3), "all files")
     first.stop()
     add(4)
-    second = stream(two, watched(), cell, checkpoint_dir=str(tmp_path / "saved"))
-    until(trained(second, 1), "the new file")
-    second.stop()
+    second = stream(two, watched(), cell, checkpoint_dir=str(tmp_path / "saved"), available_now=True)
     assert second.result().batches == 1
     assert two.values("ids") == [[1.0, 2.0, 3.0, 4.0]] * 2
     with pytest.raises(OptionsError, match="only the last part of the path can be a pattern"):
@@ -300,6 +298,8 @@ def test_a_state_for_each_key(two: WarmRing, tmp_path: Path) -> None:
         assert ids == [number for number, item in enumerate(items) if key in item["k"]] + [6]
     with pytest.raises(DataError, match="--by z: batch 0 of items has no such column, only k, v"):
         stream(two, items, cell, by=("z",)).result()
+    with pytest.raises(DataError, match=r"--by x: the type of this column is float64\[2\], and a key must be a single"):
+        stream(two, batches(1), "w = w + 1", by=("x",), state=("w",)).result()
 
 
 # ── From Spark ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -340,10 +340,8 @@ def test_a_streaming_dataframe(two: WarmRing, spark: Any, files: Path, tmp_path:
     before = run.result()
     add_files(files, range(6, 12))
     assert before.saved == before.record.stream.last.batch_id
-    again = stream(two, streaming(spark, files), checkpoint_dir=str(tmp_path / "saved"), save_every=save_every)
-    until(lambda: again.done or (again.record.stream and again.record.stream.last), "a batch")
-    until(lambda: again.done or again.record.stream.last.batch_id == 11, "all batches")
-    again.stop()
+    saved = {"checkpoint_dir": str(tmp_path / "saved"), "save_every": save_every}
+    again = stream(two, streaming(spark, files), available_now=True, **saved)
     assert before.batches + again.result().batches == 12
     ids, seen = zip(*two.values("ids, seen"), strict=True)
     assert ids == (list(range(12)),) * 2

@@ -13,6 +13,7 @@ import cloudpickle
 from sparkring.capture.names import global_names, names_read
 from sparkring.checkpointing import parts, tree
 from sparkring.checkpointing.store import Store, checkpoints
+from sparkring.data.keys import as_key
 from sparkring.errors import CheckpointError
 from sparkring.runtime.resume_point import here
 
@@ -63,7 +64,7 @@ class StreamState:
             return None, ""
         if self._keyed:
             saved = self._store.load(here().resume)
-            self._of_keys = {_as_key(key): cloudpickle.loads(self._first) for key in saved["keys"]}
+            self._of_keys = {as_key(key): cloudpickle.loads(self._first) for key in saved["keys"]}
         state = self._state("")
         step = self._store.restore(state)
         if self._keyed:
@@ -74,7 +75,10 @@ class StreamState:
 
     @contextlib.contextmanager
     def of_key(self, key: Any) -> Iterator[None]:
-        """In this block, the variables have the values for `key`."""
+        """In this block, the variables have the values for `key`, if there is a model for each key."""
+        if not self._keyed:
+            yield
+            return
         # Unpickling is safe: this process has pickled the values itself.
         self._namespace.update(self._of_keys.get(key) or cloudpickle.loads(self._first))
         yield
@@ -107,11 +111,6 @@ class StreamState:
                 tree.flatten(parts.tree_of(value, name), name)
             except CheckpointError as error:
                 raise CheckpointError(f"{error} Name the variables to save, as in --state model,optimizer.") from None
-
-
-def _as_key(saved: Any) -> Any:
-    """Return a key as it was before it was saved: tuples are saved as lists."""
-    return tuple(saved) if isinstance(saved, list) else saved
 
 
 def _state_of(source: str, namespace: dict[str, Any], bound: Collection[str]) -> Iterator[str]:

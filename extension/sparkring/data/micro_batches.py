@@ -11,7 +11,7 @@ import base64
 import os
 import pickle
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
@@ -66,6 +66,12 @@ class ArrayRows:
     def slice(self, first: int, count: int) -> ArrayRows:
         return ArrayRows({name: array[first : first + count] for name, array in self._arrays.items()})
 
+    def select(self, names: Iterable[str]) -> ArrayRows:
+        return ArrayRows({name: self._arrays[name] for name in names})
+
+    def take(self, indices: Any) -> ArrayRows:
+        return ArrayRows({name: array[indices] for name, array in self._arrays.items()})
+
     def columns(self, nulls: frozenset[str]) -> dict[str, Any]:
         return dict(self._arrays)
 
@@ -99,6 +105,12 @@ class ArrowRows:
 
     def slice(self, first: int, count: int) -> ArrowRows:
         return ArrowRows(self._table.slice(first, count))
+
+    def select(self, names: Iterable[str]) -> ArrowRows:
+        return ArrowRows(self._table.select(list(names)))
+
+    def take(self, indices: Any) -> ArrowRows:
+        return ArrowRows(self._table.take(pa.array(indices)))
 
     def columns(self, nulls: frozenset[str]) -> dict[str, Any]:
         return _arrays(self._table, nulls)

@@ -125,12 +125,14 @@ def run_query(
     *,
     name: str,
     checkpoint: Location | None,
-    trigger_s: float | None,
+    trigger: Mapping[str, Any],
     train: Callable[[DataFrame, int], None],
     stops: Callable[[], bool],
     started: Callable[[StreamingQuery], None],
 ) -> None:
     """Run a query that calls `train` for each micro-batch, until the stream ends or `stops()` becomes true.
+
+    `trigger` are arguments of DataStreamWriter.trigger(); it may be empty.
 
     A micro-batch that `train` has begun is finished first. If `train` raises an error, this error is raised. Raises
     DataError if the query fails.
@@ -161,8 +163,8 @@ def run_query(
         writer = writer.queryName(name)
     if checkpoint is not None:
         writer = writer.option("checkpointLocation", checkpoint.for_spark())
-    if trigger_s:
-        writer = writer.trigger(processingTime=f"{trigger_s * 1000:.0f} milliseconds")
+    if trigger:
+        writer = writer.trigger(**trigger)
     try:
         query = writer.start()
     except Exception as found:  # Java's errors, as py4j or pyspark show them

@@ -34,6 +34,10 @@ class Watch:
         return f"watch({(self._folder / self._pattern).written!r})"
 
     def __iter__(self) -> Iterator[str]:
+        return self.files()
+
+    def files(self, *, available_now: bool = False) -> Iterator[str]:
+        """Yield the files. With `available_now`, end when no file is waiting."""
         self._stopped.clear()
         waited_since = time.monotonic()
         while True:
@@ -43,6 +47,8 @@ class Watch:
                 self._rows.pop(name, None)
                 yield (self._folder / name).written
                 waited_since = time.monotonic()
+            if available_now and not self._sizes.keys() - self._given:
+                return
             if not ready and self._timeout_s is not None and time.monotonic() - waited_since > self._timeout_s:
                 return
             if self._stopped.wait(self._every_s):

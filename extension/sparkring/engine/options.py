@@ -100,7 +100,8 @@ class ForeachOptions(SharedOptions):
 class StreamOptions(SharedOptions):
     """How to train on a stream. Options that are not described here have the same meanings as in Options.
 
-    A micro-batch begins at most every `trigger_s` seconds; None means as soon as possible. The state is saved in
+    A micro-batch begins at most every `trigger_s` seconds; None means as soon as possible. With `available_now`, the
+    stream ends when the rows that are available now have been used. The state is saved in
     `checkpoint_dir` after every `save_every` micro-batches, and the newest `keep` checkpoints are kept. `state` are the
     names of the variables that are saved; () means that the ranks choose them. With `sharded`, each rank saves its own
     state. A micro-batch with more than `max_rows` rows is trained in several parts. If `by` names columns, there is a
@@ -111,6 +112,7 @@ class StreamOptions(SharedOptions):
 
     background: bool = True
     trigger_s: float | None = None
+    available_now: bool = False
     save_every: int = 1
     keep: int = 3
     state: tuple[str, ...] = ()
@@ -137,6 +139,8 @@ def checked_stream(who: str, found: StreamOptions) -> StreamOptions:
     _check_least(who, 0, trigger=found.trigger_s, max_restarts=found.max_restarts)
     if found.fresh and found.resume:
         raise OptionsError(f"{who}: --fresh starts over, but --resume continues: choose one.")
+    if found.available_now and found.trigger_s is not None:
+        raise OptionsError(f"{who}: --available-now does not wait between micro-batches: leave --trigger out.")
     given = [name for name in ("fresh", "resume", "state", "sharded", "max_restarts") if getattr(found, name)]
     if given and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --{given[0].replace('_', '-')} needs a --checkpoint-dir.")

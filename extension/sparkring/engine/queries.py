@@ -33,6 +33,7 @@ from sparkring.engine.serving import Serving
 from sparkring.errors import LaunchError
 from sparkring.history import describe, events, run_store
 from sparkring.history.record import QUICK_S
+from sparkring.inference.reporter import EVERY_S
 from sparkring.launchers.spark import driver_address, free_port
 from sparkring.runtime.kernel import tell
 from sparkring.wire.channel import ChannelClosed, Connection, Listener
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _MOST = 1_000  # how many model processes can be connected at once
 _LOOK_EVERY_S = 0.25
+_LAST_REPORT_S = EVERY_S + 0.5  # after the end of a streaming query, the last reports arrive within this time
 
 
 class _Column(NamedTuple):
@@ -403,14 +405,14 @@ class _Watch:
     def _end_stream(self, column: str, query: _Query) -> None:
         """Wait until Spark has ended the streaming query, and end its record."""
         queries = self._queries[column]
-        while not self._closing.wait(_LOOK_EVERY_S):
+        while self._is_running(column, query.stream) and not self._closing.wait(_LOOK_EVERY_S):
             with self._changing:
-                names = [name for name, each in queries.items() if each is query]
-                if names and self._is_running(column, query.stream):
-                    continue
-                for name in names:  # none, if the model processes have exited
-                    queries.pop(name).end()
-                return
+                if query not in queries.values():  # the model processes have exited
+                    return
+        self._closing.wait(_LAST_REPORT_S)
+        with self._changing:
+            for name in [name for name, each in queries.items() if each is query]:
+                queries.pop(name).end()
 
     def _end_over(self, queries: dict[str | None, _Query]) -> None:
         for name in [name for name, query in queries.items() if not query.is_active()]:

@@ -212,7 +212,7 @@ class TimelineSaved(NamedTuple):
 
 
 class ModelGpuUsed(NamedTuple):
-    """The use of a GPU of the model process `pid` on `host`; recorded when it changes."""
+    """How the model process `pid` on `host` uses a GPU; recorded when this changes."""
 
     time: float
     host: str

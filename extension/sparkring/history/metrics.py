@@ -310,7 +310,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 class _Measured(NamedTuple):
-    """One metric at a position on the horizontal axis, and the time at which the first rank had reached it."""
+    """One metric at a position on the horizontal axis, and the time at which the first rank reached it."""
 
     x: float
     by_rank: dict[int, float]

@@ -39,7 +39,7 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
             return dict(zip(names, found.values(), strict=True))
         if missing:
             raise DataError(
-                f"the model returned `{'`, `'.join(found)}`, but returns=… names `{missing[0]}`: in returns=…, use the "
+                f"the model returned `{'`, `'.join(found)}`, but returns=… lists `{missing[0]}`: in returns=…, use the "
                 "names of the model's outputs."
             )
         return {name: found[name] for name in names} if names else found
@@ -57,14 +57,14 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
         return dict(zip(names, arrays, strict=True))
     if len(names) > 1:
         raise DataError(
-            f"the model returned one array, but returns=… names {len(names)} columns ({', '.join(names)}): name only "
+            f"the model returned one array, but returns=… lists {len(names)} columns ({', '.join(names)}): name only "
             "one."
         )
     return {names[0] if names else DEFAULT_NAME: as_array(results)}
 
 
 def as_array(value: Any) -> Any:
-    """Return an array or tensor of any framework as a NumPy array."""
+    """Return an array or tensor from any framework as a NumPy array."""
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":  # NumPy does not have this type

@@ -41,8 +41,8 @@ The panel's Stop button, .stop() and `%runs --stop RUN` end the stream after the
 
 With --checkpoint-dir, the state is saved after every micro-batch, together with its number and the position of the
 stream. If a rank is lost, new ranks are started, the cells that define the names used in the stream's cell are run on
-them again, the last checkpoint is restored, and the stream continues. If the kernel has been killed, run the cells
-again. Each micro-batch then counts exactly once. The state consists of the models, optimizers and similar objects that
+them again (and cells such as `dist.init_process_group()`), the last checkpoint is restored, and the stream continues.
+If the kernel has been killed, run the cells again. Each micro-batch then counts exactly once. The state consists of the models, optimizers and similar objects that
 the cell uses, and of the variables that it both reads and assigns, as in `seen += 1`. To choose other variables, use
 --state.
 
@@ -70,6 +70,11 @@ TABLE = OptionsTable(
         metavar="S",
         dest="trigger_s",
         help="begin a micro-batch at most once every S seconds; default: as soon as the ranks are free",
+    ),
+    Option(
+        "--available-now",
+        action="store_true",
+        help="use the rows that are available now, and then end the stream",
     ),
     Option(
         "--checkpoint-dir",

@@ -1,4 +1,4 @@
-"""Wraps Petastorm's functions, under the same names. On a rank, they read this rank's shard by default.
+"""Wraps Petastorm's functions, under the same names. On a rank, they read that rank's shard by default.
 
     from sparkring.data.petastorm import make_reader, make_batch_reader, make_spark_converter, SparkDatasetConverter
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from sparkring.data.petastorm.readers import make_batch_reader as make_batch_reader
     from sparkring.data.petastorm.readers import make_reader as make_reader
 
-# The module of each name. It is imported when the name is first used, because every rank imports this package for
-# `quiet`.
+# The module of each name. It is imported only when the name is first used: every rank imports the module `quiet` of
+# this package, and most ranks do not need Petastorm.
 _HOMES = {
     "SparkDatasetConverter": "sparkring.data.petastorm.converter",
     "make_spark_converter": "sparkring.data.petastorm.converter",
@@ -44,7 +44,9 @@ _HOMES = {
 }
 
 _FIRST_REFUSED_PYTHON = (3, 13)
-_ABSENT = "Petastorm is not installed: run `pip install 'sparkring[petastorm]'`, or read with sparkring.shards()."
+_ABSENT = (
+    "Petastorm is not installed: run `pip install 'sparkring[petastorm]'`, or read the data with sparkring.shards()."
+)
 _ABSENT_ON_NEW_PYTHON = (
     f"Petastorm cannot be installed for Python {sys.version_info[0]}.{sys.version_info[1]}, since it needs pyarrow "
     "below 15 and NumPy below 2: read the data with sparkring.shards(), or use Python 3.11."

@@ -58,7 +58,7 @@ def _checked(name: str, found: Range) -> Range:
 
 
 class Space:
-    """The parameters of a search: for each name, a Range, a Python range, a list of choices, or Optuna's distribution.
+    """The parameters of a search: for each name, a Range, a Python range, a list of choices, or an Optuna distribution.
 
     Raises OptionsError if anything else is given.
     """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.checkpointing.entries import Last
 from sparkring.checkpointing.stream_state import StreamState
+from sparkring.data.keys import KeyedRows, shares_by_key
 from sparkring.data.micro_batches import Rows, share_of
 from sparkring.engine import warm_gang
 from sparkring.engine.foreach.items import seed_of
@@ -46,12 +47,14 @@ class Lost(Ended):
 
 class StreamWork(NamedTuple):
     """What the ranks run: the cell as a Work, the packages that its values need, the names of the values that are sent
-    with it, and the names that it needs from earlier cells."""
+    with it, the names that it needs from earlier cells, and the notebook's names of modules with these modules' names.
+    """
 
     work: messages.Work
     modules: frozenset[str]
     sent: tuple[str, ...]
     needed: frozenset[str]
+    names: Mapping[str, str]
 
 
 class StreamRecorder(Recorder):
@@ -118,7 +121,7 @@ class Ring:
             saves=self._directory is not None,
             keyed=bool(options.by),
         )
-        answers = self._execute(_packed(Begin(state, options.arrow, options.by)), {}, 0)
+        answers = self._execute(_packed(Begin(state, options.arrow, keyed=bool(options.by))), {}, 0)
         begun: Begun = answers[0]
         unlike = [rank for rank, each in answers.items() if each.state != begun.state]
         if unlike:
@@ -136,8 +139,10 @@ class Ring:
         """Train on a part of a micro-batch. Return the longest times of the ranks, and the time for sending, in s."""
         began = time.perf_counter()
         size, nulls = self._gang.gang.size, rows.with_nulls()
-        # With keys, a rank gets all rows, and takes those of its keys.
-        shares = [rows if self._options.by else share_of(rows, size, rank) for rank in range(size)]
+        by = self._options.by
+        shares: Sequence[Rows | KeyedRows] = (
+            shares_by_key(rows, by, size) if by else [share_of(rows, size, rank) for rank in range(size)]
+        )
         parts = {rank: _packed(Train(batch_id, share, nulls, position, save)) for rank, share in enumerate(shares)}
         answers = self._execute((), parts, seed_of(seed_of(self._options.seed, batch_id), part)).values()
         took_s = time.perf_counter() - began
@@ -155,7 +160,7 @@ class Ring:
         """
         recorder = self._recorder
         recorder.add([events.AttemptEnded(time.time(), self._attempt, lost.outcome.reason, lost.outcome.rank)])
-        missing = [cell for cell in self._past.that_define(self._work.needed) if cell.request is None]
+        missing = [cell for cell in self._past.that_define(self._work.needed, self._work.names) if cell.request is None]
         if missing:
             raise Ended(
                 replace(
@@ -174,7 +179,7 @@ class Ring:
         self._gang = gang
         self._gang.stream = recorder.record.run_id
         self._gang.news.clear()  # the record already says why there are new ranks
-        for cell in self._past.that_define(self._work.needed):
+        for cell in self._past.that_define(self._work.needed, self._work.names):
             assert cell.request is not None
             recorder.notice(f"running a cell again on the new ranks: {describe.first_line(cell.title)}", until="ended")
             request = cell.request.going_on(Here(run_id=recorder.record.run_id))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import time
-from collections.abc import Callable, Iterable
+import types
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -128,12 +130,16 @@ def prepare(spec: StreamSpec) -> Prepared:
     large = [describe.large_value(name.name, name.size_bytes or 0) for name in captured.large]
     return Prepared(
         spec,
-        StreamWork(work, modules, tuple(captured.sent), frozenset(needed)),
+        StreamWork(work, modules, tuple(captured.sent), frozenset(needed), _module_names(cell.namespace)),
         source,
         started,
         tuple(large),
         directory,
     )
+
+
+def _module_names(namespace: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value.__name__ for name, value in namespace.items() if isinstance(value, types.ModuleType)}
 
 
 def _source(spec: StreamSpec, directory: Directory | None) -> Source:
@@ -148,7 +154,7 @@ def _source(spec: StreamSpec, directory: Directory | None) -> Source:
             f"%%stream: `{spec.called}` is a `{type(stream).__name__}`: use a streaming DataFrame, an iterable of "
             "batches, or sparkring.watch('folder/*.parquet')."
         )
-    return IteratorSource(stream, spec.called, spec.options.trigger_s)
+    return IteratorSource(stream, spec.called, spec.options)
 
 
 def _saved(directory: Directory | None) -> int:
@@ -316,6 +322,10 @@ class StreamRun:
         if missing:
             called, there = self.prepared.source.described, ", ".join(batch.rows.kinds)
             raise DataError(f"--by {missing[0]}: batch {batch.batch_id} of {called} has no such column, only {there}.")
+        for name in self._options.by:
+            kind = batch.rows.kinds[name]
+            if re.search(r"\w<|\[\d", kind):  # a row has several values, as in list<item: int64> and float32[3]
+                raise DataError(f"--by {name}: the type of this column is {kind}, and a key must be a single value.")
 
     # ── lost ranks ────────────────────────────────────────────────────────────
 

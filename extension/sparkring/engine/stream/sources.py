@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sparkring.data.micro_batches import Rows, rows_of
 from sparkring.data.watch import Watch
+from sparkring.engine.options import StreamOptions
 from sparkring.engine.polling import poll_until
 from sparkring.errors import DataError
 from sparkring.worker.rank.failures import as_failure
@@ -55,16 +56,19 @@ class Source(Protocol):
 
 
 class IteratorSource:
-    """The items of an iterable of this process. `trigger_s` is the least time between two micro-batches.
+    """The items of an iterable of this process.
+
+    If the iterable has a method from_batch(number), a run that continues uses what this method returns in place of the
+    iterable. The first item is then the micro-batch with this number. Otherwise, items are passed over.
 
     If the iterable is an iterator that the notebook holds, such as a generator, another stream may continue with it.
     Batches that this stream has not trained on to the end, or whose effect is not saved, are then used again.
     """
 
-    def __init__(self, items: Iterable[Any], called: str, trigger_s: float | None) -> None:
+    def __init__(self, items: Iterable[Any], called: str, options: StreamOptions) -> None:
         self.described = called
         self._iterable = items
-        self._trigger_s = trigger_s or 0.0
+        self._options = options
         self._items: _Items | None = None
 
     def check(self, done: int) -> None:
@@ -80,10 +84,19 @@ class IteratorSource:
     def run(self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]) -> None:
         watch = self._iterable if isinstance(self._iterable, Watch) else None
         first = 0
-        if watch is not None and done >= 0:
-            watch.resume(json.loads(position)["files"] if position else [])
+        iterable = self._iterable
+        if watch is not None:
+            if done >= 0:
+                watch.resume(json.loads(position)["files"] if position else [])
+                first = done + 1
+            iterable = watch.files(available_now=self._options.available_now)
+        elif done >= 0 and hasattr(iterable, "from_batch"):
             first = done + 1
-        iterator = iter(self._iterable)
+            try:
+                iterable = iterable.from_batch(first)
+            except Exception as error:  # of any type, since the method is the user's code
+                raise _raised(f"{self.described}.from_batch({first})", error) from None
+        iterator = iter(iterable)
         is_held = watch is None and iterator is self._iterable
         earlier = next((each for each in _ended if each.iterator is iterator), None) if is_held else None
         self._items = items = _Items(iterator, self.described, first, earlier)
@@ -107,7 +120,7 @@ class IteratorSource:
         due = time.monotonic()
         while not poll_until(stops, due, every_s=LOOK_EVERY_S):
             began = time.perf_counter()
-            due = time.monotonic() + self._trigger_s
+            due = time.monotonic() + (self._options.trigger_s or 0.0)
             found = items.next(stops)
             if found is None:
                 return
@@ -122,6 +135,11 @@ class IteratorSource:
             backlog = (lambda: None) if watch is None else watch.backlog_rows
             moving_s = time.perf_counter() - began - waited_s
             train(MicroBatch(batch_id, rows, json.dumps(where), waited_s, moving_s, backlog))
+
+
+def _raised(called: str, error: BaseException) -> DataError:
+    failure = as_failure(error)
+    return DataError(f"{called} raised {failure.summary}.\n\n{failure.traceback.rstrip()}")
 
 
 _END = object()
@@ -155,8 +173,7 @@ class _Items:
                 return None
         item, error = self._taken.popleft()
         if error is not None:
-            failure = as_failure(error)
-            raise DataError(f"{self._called} raised {failure.summary}.\n\n{failure.traceback.rstrip()}")
+            raise _raised(self._called, error)
         if item is _END:
             return None
         number = self._number

@@ -98,7 +98,7 @@ class SparkSource:
                 self._frame,
                 name=self._options.name,
                 checkpoint=None if self._folder is None else self._folder / "spark",
-                trigger_s=self._options.trigger_s,
+                trigger=_trigger(self._options),
                 train=deliver,
                 stops=stops,
                 started=started,
@@ -138,3 +138,10 @@ class SparkSource:
         with contextlib.suppress(FileNotFoundError):
             names = folder.fs.ls(folder.path, detail=False)
         return {int(name) for name in (str(each).rpartition("/")[2] for each in names) if name.isdecimal()}
+
+
+def _trigger(options: StreamOptions) -> dict[str, Any]:
+    """Return the arguments of Spark's trigger() that correspond to the options; without any, Spark does not wait."""
+    if options.available_now:
+        return {"availableNow": True}
+    return {"processingTime": f"{options.trigger_s * 1000:.0f} milliseconds"} if options.trigger_s else {}

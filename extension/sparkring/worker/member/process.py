@@ -145,7 +145,8 @@ def cores() -> int:
 class Memory(NamedTuple):
     """How many bytes of a process are in RAM: `own` memory, `shared` memory (memfd, /dev/shm), and mapped `files`.
 
-    `peak` is the highest sum of the three so far. Own memory can be shared with the process that forked this one.
+    `peak` is the highest sum of the three so far. Some of the `own` memory may still be shared with the process that
+    forked this one.
     """
 
     own: int = 0
@@ -161,23 +162,23 @@ def memory(pid: int) -> Memory:
 
 
 def private_bytes(pid: int) -> int:
-    """Return how much memory a process has written to without sharing it with any other process."""
+    """Return how much memory a process has written to and does not share with any other process."""
     return _numbers(f"/proc/{pid}/smaps_rollup").get("Private_Dirty:", 0) * 1024
 
 
 def inherited_bytes() -> int:
-    """Return how much of its own memory this process shares with the process that forked it, or with its forks."""
+    """Return how much of its own memory this process shares with its parent that forked it, or with forked children."""
     return _numbers("/proc/self/smaps_rollup").get("Shared_Dirty:", 0) * 1024
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return how much CPU time a process, and its children that have ended, have used."""
+    """Return how much CPU time a process and its ended children have used."""
     stat = _stat(pid)
     return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
 
 
 def read_bytes(who: Literal["self", "thread-self"] = "self") -> int:
-    """Return how many bytes this process, and its children that have exited, have read; 0 on a system without /proc.
+    """Return how many bytes this process and its exited children have read; 0 on a system without /proc.
 
     If `who` is "thread-self", count only what this thread has read.
     """
@@ -195,7 +196,10 @@ def ended(pidfd: int) -> bool:
 
 
 class Resident:
-    """Reads how many bytes of this process are in RAM. The file stays open, because short items read it often."""
+    """Reads how many bytes of this process are in RAM.
+
+    The file stays open, because it is read often when items are short.
+    """
 
     def __init__(self) -> None:
         self._file = -1

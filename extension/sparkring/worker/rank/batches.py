@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import time
-import zlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import packing
@@ -21,6 +21,7 @@ from sparkring.worker.rank.items import RANKS_APART
 
 if TYPE_CHECKING:  # unpickling an order imports these modules, which need more packages than a rank must have
     from sparkring.checkpointing.stream_state import StreamState
+    from sparkring.data.keys import KeyedRows
     from sparkring.data.micro_batches import Rows
 
 BOUND = ("batch", "batch_id", "key")  # the names that a rank binds before the cell runs
@@ -29,13 +30,12 @@ BOUND = ("batch", "batch_id", "key")  # the names that a rank binds before the c
 class Begin(NamedTuple):
     """Order to begin or continue the stream. `state` chooses, restores and saves the state.
 
-    With `arrow`, `batch` is an Arrow table. If `by` names columns, the cell runs once for each key of these columns
-    that belongs to this rank.
+    With `arrow`, `batch` is an Arrow table. With `keyed`, the cell runs once for each key in the rank's rows.
     """
 
     state: StreamState | None = None
     arrow: bool = False
-    by: tuple[str, ...] = ()
+    keyed: bool = False
 
 
 class Begun(NamedTuple):
@@ -56,7 +56,7 @@ class Train(NamedTuple):
     """
 
     batch_id: int
-    rows: Rows
+    rows: Rows | KeyedRows
     nulls: frozenset[str]
     position: str
     save: bool
@@ -127,44 +127,32 @@ class BatchWork:
         assert self._begin.state is not None
         began = time.perf_counter()
         self._namespace["batch_id"] = order.batch_id
-        whole: Any = order.rows.table() if self._begin.arrow else order.rows.columns(order.nulls)
-        batches = _of_keys(whole, order.rows.columns(order.nulls), self._begin.by) if self._begin.by else {}
+        parts = list(self._parts(order))
         read = time.perf_counter()
         with report.at_step(order.batch_id):
-            if not self._begin.by:
-                self._namespace["batch"] = whole
-                seeds.begin((seed + world.world().rank * RANKS_APART) % (1 << 32))
-                self._compiled.run(self._namespace)
-            for key, batch in batches.items():
-                with self._begin.state.of_key(key):
-                    self._namespace.update(batch=batch, key=key)
-                    seeds.begin((seed + _digest(key)) % (1 << 32))
+            for part in parts:
+                with self._begin.state.of_key(part.names.get("key")):
+                    self._namespace.update(part.names)
+                    seeds.begin((seed + part.seed) % (1 << 32))
                     self._compiled.run(self._namespace)
         trained = time.perf_counter()
         if order.save:
             self._begin.state.save(order.batch_id, order.position)
         return Trained(read - began, trained - read, time.perf_counter() - trained)
 
-
-def _of_keys(batch: Any, columns: dict[str, Any], by: tuple[str, ...]) -> dict[Any, Any]:
-    """Return the part of a batch for each key that belongs to this rank, in the order of the keys' digests.
-
-    A key is a value of the column in `by`, or a tuple of values if there are several columns.
-    """
-    values = [columns[name].tolist() for name in by]
-    keys = values[0] if len(by) == 1 else list(zip(*values, strict=True))
-    here, size = world.world().rank, world.world().size
-    rows: dict[Any, list[int]] = {}
-    for row, key in enumerate(keys):
-        rows.setdefault(key, []).append(row)
-    mine = sorted((key for key in rows if _digest(key) % size == here), key=lambda key: (_digest(key), repr(key)))
-    return {key: _take(batch, rows[key]) for key in mine}
+    def _parts(self, order: Train) -> Iterator[_Part]:
+        """Yield what the cell runs on: the rows of one key after another or, without keys, all rows of the rank."""
+        rows: Any = order.rows
+        if self._begin.keyed:
+            for each in rows.of_keys(order.nulls, arrow=self._begin.arrow):
+                yield _Part({"batch": each.batch, "key": each.key}, each.digest)
+        else:
+            batch = rows.table() if self._begin.arrow else rows.columns(order.nulls)
+            yield _Part({"batch": batch}, world.world().rank * RANKS_APART)
 
 
-def _digest(key: Any) -> int:
-    """Return a number that is the same for equal keys in every process."""
-    return zlib.crc32(repr(key).encode())
+class _Part(NamedTuple):
+    """Values of names for which the cell runs once. `seed` is added to the seed of the micro-batch."""
 
-
-def _take(batch: Any, rows: list[int]) -> Any:
-    return {name: array[rows] for name, array in batch.items()} if isinstance(batch, dict) else batch.take(rows)
+    names: dict[str, Any]
+    seed: int

@@ -207,7 +207,7 @@ def _has_scripts(bundle: Mapping[str, Any]) -> bool:
 
 
 def _richest(bundle: Mapping[str, Any]) -> tuple[DisplayType, bytes] | None:
-    """Return the preferred form that the bundle has, as its MIME type and bytes; None if no form can be shown.
+    """Return the most preferred form in the bundle, as its MIME type and bytes; None if no form can be shown.
 
     HTML that contains scripts is chosen only if there is no other form, such as a picture.
     """

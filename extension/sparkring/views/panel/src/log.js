@@ -162,7 +162,7 @@ export class LogView {
     return (this.pooled ? "item" : "rank") + (count === 1 ? "" : "s");
   }
 
-  // Show the lines that fit the filter, after the user has changed it.
+  // Show the lines that match the filter, after the user has changed it.
   restart() {
     this.marked = -1;
     this.arrange();
@@ -191,7 +191,7 @@ export class LogView {
     return [Boolean(this.look.columns), this.size, this.pooled].join();
   }
 
-  // Return the values on which the heights of rows depend, except the lines. `tag` and `clock` are widths in characters.
+  // Return the values, other than the lines, on which the heights of rows depend. `tag` and `clock` are widths in characters.
   measures() {
     const wrap = Boolean(this.look.wrap), columns = this.columns?.length ?? 0;
     const most = !this.pooled && this.size < 3 ? "0, 1" : `${this.pooled ? 1000 : this.size} ${this.noun(2)}`; // the longest label
