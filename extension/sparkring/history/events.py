@@ -251,7 +251,7 @@ class RankExited(NamedTuple):
 
 
 class StackTaken(NamedTuple):
-    """Where a rank was when its stack was taken; `cell_line` is 0 if no line of the cell was on the stack."""
+    """Where a rank was when its stack was captured; `cell_line` is 0 if no line of the cell was on the stack."""
 
     time: float
     rank: int
@@ -265,7 +265,7 @@ class ItemsPlanned(NamedTuple):
 
     At most `at_once` items run at the same time. Each item runs on the `ranks_each` ranks of a slot; the first rank of
     slot s has the number s × ranks_each. `total` is the number of items; None while this is not known. `up` is the
-    number of slots that can currently run items; None if the ranks of a slot can always start without waiting.
+    number of slots that can currently run items; None if the ranks of a slot never have to wait for resources.
     """
 
     time: float
@@ -276,7 +276,7 @@ class ItemsPlanned(NamedTuple):
 
 
 class ItemStarted(NamedTuple):
-    """An attempt to run an item begins on the ranks of `slot`; `slot` is -1 if the item ends without having run.
+    """An attempt to run an item has begun on the ranks of `slot`. If the item ends without running, `slot` is -1.
 
     `item` is the number of the item, counted from 0, and `name` is a short string with its values. `attempt` is counted
     from 1. If the item is a trial of a search, `parameters` holds the values of its parameters; values that are not

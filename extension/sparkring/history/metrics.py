@@ -318,7 +318,7 @@ class _Measured(NamedTuple):
 
 
 def curves(record: RunRecord, found: Table, most: int = CURVE_POINTS) -> list[list[Curve]]:
-    """Return the curves of each chart, with at most `most` points in each part of a curve.
+    """Return the curves of each chart, with at most `most` points in each line of a curve.
 
     A training metric and its validation metric (`loss`, `val_loss`) share a chart.
     A metric has no curve if it is finite at fewer than 3 positions, or if no rank has reported it twice.

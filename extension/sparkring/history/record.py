@@ -122,7 +122,7 @@ class RankRecord(NamedTuple):
 
     `partial_stdout` and `partial_stderr` hold the beginning of a line whose end has not been printed yet. `stack` is
     the rank's last stack. It is dropped when a message from the rank arrives more than STACK_HOLDS_S seconds after the
-    stack was taken, since the rank has then moved on.
+    stack was captured, since the rank has then moved on.
     """
 
     rank: int

@@ -18,7 +18,10 @@ Results = Any
 
 
 class Output(NamedTuple):
-    """A column of predictions or, with `of_struct`, a field of a struct. `written` is how errors show its type."""
+    """A column of predictions or, with `of_struct`, a field of a struct.
+
+    `written` is its type, as shown in error messages.
+    """
 
     name: str
     kind: pa.DataType
@@ -51,8 +54,8 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
             return {DEFAULT_NAME: arrays[0]}
         if len(names) != len(arrays):
             raise DataError(
-                f"the model returned {len(arrays)} arrays without names: name them, in the same order, with "
-                "returns={'name': 'float', …}."
+                f"the model returned {len(arrays)} arrays without names: name them, in the order of the arrays, "
+                "with returns={'name': 'float', …}."
             )
         return dict(zip(names, arrays, strict=True))
     if len(names) > 1:

@@ -42,9 +42,9 @@ The panel's Stop button, .stop() and `%runs --stop RUN` end the stream after the
 With --checkpoint-dir, the state is saved after every micro-batch, together with its number and the position of the
 stream. If a rank is lost, new ranks are started, the cells that define the names used in the stream's cell are run on
 them again (and cells such as `dist.init_process_group()`), the last checkpoint is restored, and the stream continues.
-If the kernel has been killed, run the cells again. Each micro-batch then counts exactly once. The state consists of the models, optimizers and similar objects that
-the cell uses, and of the variables that it both reads and assigns, as in `seen += 1`. To choose other variables, use
---state.
+If the kernel has been killed, run the cells again. Each micro-batch then counts exactly once. The state consists of
+the models, optimizers and similar objects that the cell uses, and of the variables that it both reads and assigns, as
+in `seen += 1`. To choose other variables, use --state.
 
 With --by store, there is a small model for each store: the cell runs once for each store in the micro-batch, with
 `key` and the rows of this store. Each key begins with copies of the values that the state's variables have when the

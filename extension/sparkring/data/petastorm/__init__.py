@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from sparkring.data.petastorm.readers import make_batch_reader as make_batch_reader
     from sparkring.data.petastorm.readers import make_reader as make_reader
 
-# The module of each name. It is imported only when the name is first used: every rank imports the module `quiet` of
-# this package, and most ranks do not need Petastorm.
+# The module that defines each name. It is imported only when the name is first used, because every rank imports this
+# package for its module `quiet`, and most ranks do not need Petastorm.
 _HOMES = {
     "SparkDatasetConverter": "sparkring.data.petastorm.converter",
     "make_spark_converter": "sparkring.data.petastorm.converter",
@@ -38,7 +38,7 @@ _HOMES = {
     "check_transform": "sparkring.data.petastorm.readers",
     "make_batch_reader": "sparkring.data.petastorm.readers",
     "make_reader": "sparkring.data.petastorm.readers",
-    # These two are Petastorm's own, for notebooks that import all names from this package.
+    # These two are Petastorm's own, for notebooks that import all of Petastorm's names from this package.
     "NoDataAvailableError": "petastorm.errors",
     "TransformSpec": "petastorm.transform",
 }

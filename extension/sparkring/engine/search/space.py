@@ -31,12 +31,12 @@ def uniform(low: float, high: float, *, step: float | None = None) -> Range:
 
 
 def log_uniform(low: float, high: float) -> Range:
-    """Define a range for search(): all numbers from `low` (above 0) to `high`, spread evenly on a logarithmic scale."""
+    """Define a range for search(): numbers from `low` (above 0) to `high`, drawn uniformly on a logarithmic scale."""
     return _checked("log_uniform", Range(float(low), float(high), log=True))
 
 
 def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> Range:
-    """Define a range of whole numbers for search(). With log=True, they are spread evenly on a logarithmic scale."""
+    """Define a range of whole numbers for search(). With log=True, they are drawn uniformly on a logarithmic scale."""
     if any(int(each) != each for each in (low, high, step)):
         raise OptionsError(f"integer({low!r}, {high!r}): the bounds and the step must be whole numbers.")
     return _checked("integer", Range(int(low), int(high), int(step), log, whole=True))

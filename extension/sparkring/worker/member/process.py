@@ -167,12 +167,12 @@ def private_bytes(pid: int) -> int:
 
 
 def inherited_bytes() -> int:
-    """Return how much of its own memory this process shares with its parent that forked it, or with forked children."""
+    """Return how much of its own memory this process shares with the one that forked it, or with forked children."""
     return _numbers("/proc/self/smaps_rollup").get("Shared_Dirty:", 0) * 1024
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return how much CPU time a process and its ended children have used."""
+    """Return how much CPU time a process and its exited children have used."""
     stat = _stat(pid)
     return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
 
@@ -198,7 +198,7 @@ def ended(pidfd: int) -> bool:
 class Resident:
     """Reads how many bytes of this process are in RAM.
 
-    The file stays open, because it is read often when items are short.
+    The file in /proc is kept open, because it is read for every item, and items may be short.
     """
 
     def __init__(self) -> None:
