@@ -405,7 +405,7 @@ def test_arguments(spark, tmp_path):
 def following(streams):
     """Yield a function that reports as a model process does, while Spark is running the queries in `streams`."""
     session = SimpleNamespace(
-        sparkContext=SimpleNamespace(master="local[2]", getConf=dict), streams=SimpleNamespace(get=streams.get)
+        sparkContext=SimpleNamespace(master="local[2]", getConf=dict), streams=SimpleNamespace(active=streams)
     )
     order = queries.watch(session, "predict data", "predict(…)")
     with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
@@ -416,7 +416,7 @@ def test_the_record_of_a_stream_ends_with_its_query(monkeypatch):
     """A model process takes up checkpoints a while longer. If another query uses it, there is another record."""
     monkeypatch.setattr(queries, "_LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(queries, "_LAST_REPORT_S", 0.01)
-    streams = {"first": object()}
+    streams = [SimpleNamespace(id="first")]
     with following(streams) as report:
         report(None)  # the model is being loaded
         report(CheckpointUsed(7, 0.2, 0, 10, 0, "", "first"))
@@ -424,7 +424,7 @@ def test_the_record_of_a_stream_ends_with_its_query(monkeypatch):
         streams.clear()
         until(ended, "the record has ended")
         report(CheckpointUsed(8, 0.2, 1, 10, 0, "", "first"))
-        streams["second"] = object()
+        streams.append(SimpleNamespace(id="second"))
         report(CheckpointUsed(8, 0.2, 1, 30, 0, "", "second"))
         until(lambda: len(run_store.saved()) == 2, "the second query has a record")
     until(lambda: all(run_store.load(path).outcome for path in run_store.saved()), "both records have ended")
@@ -437,7 +437,7 @@ def test_the_record_of_a_stream_ends_with_its_query(monkeypatch):
 def test_notices_about_checkpoints(monkeypatch):
     """A record says which checkpoint each process uses, but not without a limit."""
     monkeypatch.setattr(serving, "_CHANGES_NOTED", 2)
-    with following({}) as report:
+    with following([]) as report:
         for earlier in range(4):
             problem = "gone" if earlier == 3 else ""
             used = CheckpointUsed(7 + earlier, 0.2, earlier, 10 * earlier, earlier, problem, "")

@@ -399,7 +399,7 @@ class _Watch:
     def _is_running(self, column: str, stream: str) -> bool:
         """Return whether Spark is running a streaming query."""
         with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
-            return self._columns[column].session.streams.get(stream) is not None
+            return any(query.id == stream for query in self._columns[column].session.streams.active)
         return False
 
     def _end_stream(self, column: str, query: _Query) -> None:
