@@ -40,7 +40,8 @@ torn = checkpoints(folder)
 try:
     fit(torn, seed=7, stop=17)
 except KeyError:
-    torn.wait()
+    torn.wait()  # on rank 0, which writes the checkpoints
+hvd.allreduce(tf.constant(0.0))  # the other rank must not read the directory before
 again = fit(checkpoints(folder), seed=8)
 hvd.shutdown()
 whole, again

@@ -21,6 +21,7 @@ from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Cell, RunSpec
 from sparkring.history.record import RunRecord
 
+LIMIT_S = 300.0  # ranks that wait for one another forever then fail the test, and the error says where each one was
 QUIET = (("TF_CPP_MIN_LOG_LEVEL", "2"),)  # hides what TensorFlow's C++ code prints about the processor
 
 
@@ -86,7 +87,7 @@ class Ring:
         options["env"] = (*options.get("env", ()), (MARK, self._mark))
         return RunSpec(
             Cell(code, {} if namespace is None else namespace),
-            Options(np=self.np(n), **options),
+            Options(np=self.np(n), **{"timeout_s": LIMIT_S, **options}),
             framework,
             "test",
             f"%%{framework} -n {self.np(n)}{code}",
@@ -147,7 +148,7 @@ class WarmRing(Ring):
         gang = warm_gang.find(self.gang.wanted.np, self.told.append)
         assert gang is not None
         code = self._prepared(source)
-        settings = Options(np=gang.wanted.np, **options)
+        settings = Options(np=gang.wanted.np, **{"timeout_s": LIMIT_S, **options})
         spec = RunSpec(Cell(code, self.notebook), settings, framework, "test", f"%%{framework}{code}", gang, ranks)
         return run_spec(spec, self.view)
 
