@@ -129,7 +129,7 @@ def test_results_become_columns_without_pandas():
         (np.float64(1), pa.float64(), "a single value"),
         (np.zeros((2, 3)), pa.float64(), r"float64 of shape \[rows, 3\] for `p`.*is double.*one value for each row"),
         (np.array([0.5, 1]), pa.int32(), "cannot be stored as int32"),
-        ({"q": np.zeros(2), "r": np.zeros(2)}, pa.float64(), "returned `q`, `r`, but returns=… names `p`"),
+        ({"q": np.zeros(2), "r": np.zeros(2)}, pa.float64(), "returned `q`, `r`, but returns=… lists `p`"),
     ],
 )
 def test_results_that_do_not_fit(result, kind, message):
