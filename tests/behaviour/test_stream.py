@@ -329,9 +329,18 @@ def streaming(spark: Any, files: Path) -> Any:
 
 
 @pytest.mark.standalone("tasks on executors give their rows to ranks on executors")
-@pytest.mark.parametrize("save_every", [1, 4])
-def test_a_streaming_dataframe(two: WarmRing, spark: Any, files: Path, tmp_path: Path, save_every: int) -> None:
+def test_a_streaming_dataframe(two: WarmRing, spark: Any, files: Path, tmp_path: Path) -> None:
     """Each micro-batch counts once although a rank is killed and the stream is ended and begun again."""
+    train_on_files(two, spark, files, tmp_path, save_every=4)
+
+
+@pytest.mark.any_launcher
+def test_a_streaming_dataframe_saved_after_every_batch(two: WarmRing, spark: Any, files: Path, tmp_path: Path) -> None:
+    """No rows are kept for a replay: Spark considers a micro-batch done only when the state after it is saved."""
+    train_on_files(two, spark, files, tmp_path, save_every=1)
+
+
+def train_on_files(two: WarmRing, spark: Any, files: Path, tmp_path: Path, *, save_every: int) -> None:
     run = stream(two, streaming(spark, files), checkpoint_dir=str(tmp_path / "saved"), save_every=save_every)
     kill_after(run, two, (2,))
     # If a query is stopped as it finds a new file, Spark later adds this file to the next micro-batch. So wait for all.
