@@ -425,12 +425,12 @@ def test_the_record_of_a_stream_ends_with_its_query(monkeypatch):
         until(ended, "the record has ended")
         report(CheckpointUsed(8, 0.2, 1, 10, 0, "", "first"))
         streams.append(SimpleNamespace(id="second"))
-        report(CheckpointUsed(8, 0.2, 1, 30, 0, "", "second"))
+        report(CheckpointUsed(9, 0.2, 2, 30, 0, "", "second"))
         until(lambda: len(run_store.saved()) == 2, "the second query has a record")
     until(lambda: all(run_store.load(path).outcome for path in run_store.saved()), "both records have ended")
     records = sorted(map(run_store.load, run_store.saved()), key=lambda record: record.started)
     assert [record.notices[0].text for record in records] == [
-        f"here now predicts with step {step}, loaded in 0.2 s (process 12)" for step in (7, 8)
+        f"here now predicts with step {step}, loaded in 0.2 s (process 12)" for step in (7, 9)
     ]
 
 

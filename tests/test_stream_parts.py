@@ -125,6 +125,13 @@ def test_rows_are_divided_by_key(rows: Rows, arrow: bool) -> None:
             assert all(each.digest % size == rank for rank, share in enumerate(shares) for each in share)
 
 
+def test_the_rows_of_a_key_stay_in_their_order() -> None:
+    rows = ArrayRows({"k": np.random.default_rng(0).integers(3, size=1_000), "x": np.arange(1_000)})
+    for share in shares_by_key(rows, ["k"], 2):
+        for each in share.of_keys(frozenset(), arrow=False):
+            assert each.batch["x"].tolist() == sorted(each.batch["x"].tolist())
+
+
 def test_keys_that_arrow_cannot_represent() -> None:
     rows = ArrayRows({"k": np.array([1, "a", 1j, 1], dtype=object), "x": np.arange(4)})
     (share,) = shares_by_key(rows, ["k"], 1)
