@@ -276,7 +276,7 @@ class ItemsPlanned(NamedTuple):
 
 
 class ItemStarted(NamedTuple):
-    """An attempt to run an item has begun on the ranks of `slot`. If the item ends without running, `slot` is -1.
+    """An attempt to run an item has begun on the ranks of `slot`, or the item ends without an attempt: `slot` is -1.
 
     `item` is the number of the item, counted from 0, and `name` is a short string with its values. `attempt` is counted
     from 1. If the item is a trial of a search, `parameters` holds the values of its parameters; values that are not

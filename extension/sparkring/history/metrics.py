@@ -310,7 +310,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 class _Measured(NamedTuple):
-    """One metric at a position on the horizontal axis, and the time at which the first rank reached it."""
+    """One metric at a position on the horizontal axis, and the time at which the fastest rank reached that position."""
 
     x: float
     by_rank: dict[int, float]
@@ -318,7 +318,7 @@ class _Measured(NamedTuple):
 
 
 def curves(record: RunRecord, found: Table, most: int = CURVE_POINTS) -> list[list[Curve]]:
-    """Return the curves of each chart, with at most `most` points in each line of a curve.
+    """Return the curves of each chart, with at most `most` points in each of the lines that make up a curve.
 
     A training metric and its validation metric (`loss`, `val_loss`) share a chart.
     A metric has no curve if it is finite at fewer than 3 positions, or if no rank has reported it twice.

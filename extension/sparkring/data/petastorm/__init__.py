@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparkring.data.petastorm.readers import make_reader as make_reader
 
 # The module that defines each name. It is imported only when the name is first used, because every rank imports this
-# package for its module `quiet`, and most ranks do not need Petastorm.
+# package to get the module `quiet`, and most ranks do not need Petastorm.
 _HOMES = {
     "SparkDatasetConverter": "sparkring.data.petastorm.converter",
     "make_spark_converter": "sparkring.data.petastorm.converter",
