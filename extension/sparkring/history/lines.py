@@ -31,6 +31,8 @@ def shown(text: str) -> str:
 
 def plain(text: str) -> str:
     """Return a line without colours and cursor movements. Other control characters are made visible."""
+    if text.isprintable():  # most lines are
+        return text
     return shown(_SEQUENCE.sub("", text.lstrip("\b")))
 
 
@@ -230,8 +232,11 @@ def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
         line, text = block[0], _compared(block)
         begin = max(last_of.get(line.rank, -1) + 1, len(found) - _FOLD_WITHIN_LINES)
         for at in range(begin, len(found)):
-            (other, *_), other_text, ranks = found[at]
-            if text == other_text and line.stream == other.stream and line.time - other.time < _FOLD_WITHIN_S and text:
+            other_block, other_text, ranks = found[at]
+            if text != other_text or not text:
+                continue
+            other = other_block[0]
+            if line.stream == other.stream and line.time - other.time < _FOLD_WITHIN_S:
                 ranks.append(line.rank)
                 break
         else:

@@ -27,6 +27,7 @@ show what ranks print, even if it contains HTML.
 
 from __future__ import annotations
 
+import json
 import math
 import time as clock
 from collections.abc import Callable, Sequence
@@ -51,6 +52,7 @@ NOTICES = 5
 # If there are more ranks, the page shows no lanes, and needs no samples. panel/src/ranks.js has the same number.
 MOST_LANES = 32
 RUNNING_POINTS = 4_000  # the most points of running items' curves in a message; ended items' curves are sent whole
+_LINE_BYTES = 20  # of a line's rank, stream, time and quotes
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
@@ -199,6 +201,13 @@ class Feed:
 def whole(record: RunRecord, now: float) -> list[Message]:
     """Return messages with everything in the record, for a new page."""
     return Feed().news(record, now)
+
+
+def size_bytes(message: Message) -> int:
+    """Return the approximate size of a message as JSON. Lines are only counted, because there are many of them."""
+    if message["kind"] == "lines":
+        return sum(map(len, message["text"])) + _LINE_BYTES * len(message["text"])
+    return len(json.dumps(message))
 
 
 def _display_key(found: Displayed) -> str:

@@ -3,50 +3,68 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Iterable
-from typing import ClassVar
-
-from pygments.lexer import inherit
-from pygments.lexers.python import PythonLexer
-from pygments.token import Comment, Keyword, Number, Operator, String
+import io
+import keyword
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from sparkring.views.markup import RANK_COLOURS, text, tint
 
 # The colours of the kinds of code, as indices of RANK_COLOURS. All other code has the colour of text.
-_MAGIC, _STRING, _NUMBER, _KEYWORD, _COMMENT = 0, 1, 2, 3, 5
-_KINDS = (
-    (Comment.Preproc, _MAGIC),
-    (Comment, _COMMENT),
-    (String, _STRING),
-    (Number, _NUMBER),
-    (Keyword, _KEYWORD),
-    (Operator.Word, _KEYWORD),
-)
+_MAGIC, _KEYWORD = 0, 3
+_KINDS = {"STRING": 1, "NUMBER": 2, "COMMENT": 5}
+# From Python 3.12 on, a string with expressions in braces is several tokens.
+_KINDS |= {f"{letter}STRING_{part}": _KINDS["STRING"] for letter in "FT" for part in ("START", "MIDDLE", "END")}
+_MAGIC_LINE = re.compile(r" *(%%?\w|!)")
 
 
-class _CellLexer(PythonLexer):  # type: ignore[misc]
-    tokens: ClassVar = {"root": [(r"^ *(%%?\w|!).*", Comment.Preproc), inherit]}
+class _Token(NamedTuple):
+    """A piece of code with a colour. `begin` and `end` are a line, counted from 0, and a position in this line."""
+
+    kind: int
+    begin: tuple[int, int]
+    end: tuple[int, int]
 
 
 @functools.lru_cache(maxsize=8)
 def coloured(code: str, *, inline: bool) -> tuple[str, ...]:
-    """Return each line of a cell as HTML. With `inline`, the HTML needs no style sheet, but is longer."""
-    found: list[list[tuple[int | None, str]]] = [[]]
-    for token, said in _CellLexer(stripnl=False, ensurenl=False).get_tokens(code):
-        kind = next((kind for name, kind in _KINDS if token in name), None)
-        first, *more = said.split("\n")
-        found[-1].append((kind, first))
-        found.extend([(kind, piece)] for piece in more)
-    return tuple(_line(pieces, inline=inline) for pieces in found)
+    """Return each line of a cell as HTML. With `inline`, the HTML needs no style sheet, but is longer.
+
+    If the code has a syntax error, the lines after the error may have no colours.
+    """
+    lines = code.split("\n")
+    spans: list[list[tuple[int, int, int]]] = [[] for _ in lines]  # of each line: where a colour begins and ends
+    for kind, (first, begin), (last, end) in _tokens(lines):
+        for at in range(first, last + 1):
+            spans[at].append((begin if at == first else 0, end if at == last else len(lines[at]), kind))
+    for found, line in zip(spans, lines, strict=True):
+        if not found and _MAGIC_LINE.match(line):
+            found.append((0, len(line), _MAGIC))
+    return tuple(_line(line, found, inline=inline) for line, found in zip(lines, spans, strict=True))
 
 
-def _line(pieces: Iterable[tuple[int | None, str]], *, inline: bool) -> str:
-    parts = []
-    for kind, group in itertools.groupby(pieces, key=lambda piece: piece[0]):
-        said = text("".join(piece for _, piece in group))
-        if kind is not None and said:
-            look = f'style="{tint(RANK_COLOURS[kind])}"' if inline else f'class="sr-c{kind}"'
-            said = f"<span {look}>{said}</span>"
-        parts.append(said)
-    return "".join(parts)
+def _tokens(lines: Sequence[str]) -> Iterator[_Token]:
+    """Yield the tokens that have a colour.
+
+    Lines that look like magics are not read, because magics are not Python. A string still includes such lines.
+    """
+    python = "\n".join("" if _MAGIC_LINE.match(line) else line for line in lines)
+    try:
+        for kind, said, (first, begin), (last, end), _ in tokenize.generate_tokens(io.StringIO(python).readline):
+            colour = _KEYWORD if keyword.iskeyword(said) else _KINDS.get(tokenize.tok_name[kind])
+            if colour is not None:
+                yield _Token(colour, (first - 1, begin), (last - 1, end))
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        return
+
+
+def _line(line: str, spans: Sequence[tuple[int, int, int]], *, inline: bool) -> str:
+    parts, done = [], 0
+    for begin, end, kind in spans:
+        look = f'style="{tint(RANK_COLOURS[kind])}"' if inline else f'class="sr-c{kind}"'
+        said = text(line[max(done, begin) : end])
+        parts.append(text(line[done:begin]) + (f"<span {look}>{said}</span>" if said else ""))
+        done = max(done, end)
+    return "".join(parts) + text(line[done:])

@@ -88,7 +88,7 @@ def short(record: RunRecord, now: float) -> str:
 def last_lines(record: RunRecord) -> str:
     """Return the last lines of the ranks as plain text. Identical lines from several ranks appear once."""
     seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
-    last = folded(seen)[-_SHORT_LINES:]
+    last = folded(seen[-_SHORT_LINES * max(20, record.size) :])[-_SHORT_LINES:]  # each rank may have printed each line
     return "\n".join(f"[{rank_numbers(each.ranks)}] {plain(each.line.text)}"[:_SHORT_CHARACTERS] for each in last)
 
 

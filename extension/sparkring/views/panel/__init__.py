@@ -8,7 +8,6 @@ into the element and hides the static view. A notebook that is saved, exported o
 from __future__ import annotations
 
 import contextvars
-import json
 import queue
 import secrets
 import threading
@@ -29,9 +28,9 @@ from sparkring.history.record import RunRecord
 from sparkring.history.view import Controls
 from sparkring.views.front_end import FrontEnd, front_end
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView, bundle
-from sparkring.views.live import Feed, Message, whole
+from sparkring.views.live import Feed, Message, size_bytes, whole
 
-PAUSE_S = 0.05  # the pause between two messages; a printed line must be visible in the page within 150 ms
+PAUSE_S = 0.044  # the pause between two messages; a printed line must be visible in the page within 150 ms
 BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
 # During a run, only pages without widgets show the static view, so it is redrawn rarely. But it must not become too
 # old, because the notebook keeps it if the kernel is killed.
@@ -309,7 +308,7 @@ class PanelView:
                 self._foreground = _Foreground()
         news = self._feed.news(record, time.time())
         self._page.tell(record, news)
-        return sum(len(json.dumps(each)) for each in news)
+        return sum(size_bytes(each) for each in news)
 
 
 def _display_place(page: Page, run: str) -> Any:

@@ -26,7 +26,8 @@ _CHARACTER = 0.6  # the width of a fixed-width character in em; some sanitisers 
 def html(record: RunRecord, now: float, form: Form) -> str:
     """Return the last lines that the ranks printed. During the run, these include incomplete lines."""
     final, seen = form == "final", lines.visible(record.recent, record.logs)
-    last = [line for line in seen[-LOG_LINES * 20 :] if not lines.is_noise(line)]
+    some = seen[-LOG_LINES * max(10, record.size) :]  # each rank may have printed each line
+    last = [line for line in some if not lines.is_noise(line)]
     found = lines.folded(last)[-LOG_LINES:] + lines.folded([] if final else lines.pending(record))
     return box(pre(found), final=final) + noise_html(seen)
 

@@ -47,8 +47,9 @@ export class ChartsView {
   // nothing that they depend on has changed.
   draw(told) {
     this.element.hidden = !told?.charts.length;
+    if (!told) return;
     const { looks, chosen } = this.panel, width = this.grid.clientWidth;
-    if (!told || !width) return;
+    if (!width) return;
     const colour = getComputedStyle(this.element).color, room = this.room(), dense = devicePixelRatio;
     const looked = JSON.stringify([width, room, colour, dense, looks]);
     if (told === this.told && looked === this.looked && chosen === this.chosen) return;
