@@ -91,7 +91,7 @@ def followed(store, which="latest"):
 
 def test_the_state_of_a_stream():
     """The tests of this file save states as %%stream does."""
-    state = StreamState(("model",), 3, sharded=False, saves=True, keyed=False)
+    state = StreamState(("model",), 3, sharded=False, saves=True, by=())
     state._namespace = {"model": 1}
     assert state._state("there") == {"state": {"model": 1}, "position": "there"}
 

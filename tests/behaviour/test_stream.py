@@ -268,7 +268,10 @@ def test_watch_yields_each_file_once(two: WarmRing, tmp_path: Path) -> None:
 
 @pytest.mark.any_launcher
 def test_a_state_for_each_key(two: WarmRing, tmp_path: Path) -> None:
-    """Each key has its own variables on one rank, which begin with those of the gang, and survive a kill."""
+    """Each key has its own variables on one rank, which begin with those of the gang, and survive a kill.
+
+    Another number of ranks can continue: the keys are divided among them.
+    """
     items = [{"k": [f"{(row * row + number) % 7}" for row in range(20)], "v": np.arange(20.0)} for number in range(6)]
     wanted: dict[str, list[float]] = {}
     for item in items:
@@ -286,16 +289,22 @@ def test_a_state_for_each_key(two: WarmRing, tmp_path: Path) -> None:
     run = stream(two, slow(), cell, **options)
     kill_after(run, two, (3,))
     run.result()
-    two.cell("sums = {}")
+    warm_gang.stop()
+    two.start(3).cell(SETUP)
+    two.cell("w = np.ones(1); ids = []; sums = {}")
     stream(two, [*items, items[0]], cell, **options).result()  # batch 6 has all keys of batch 0
-    found = two.values("sums")
-    assert not found[0].keys() & found[1].keys()
-    again = {key for item in items[:1] for key in item["k"]}
-    assert {**found[0], **found[1]}.keys() == again
-    for key, (total, ids) in {**found[0], **found[1]}.items():
+    by_rank = two.values("sums")
+    found = {key: each for sums in by_rank for key, each in sums.items()}
+    assert sum(map(len, by_rank)) == len(found)
+    assert all(by_rank)
+    assert found.keys() == set(items[0]["k"])
+    for key, (total, ids) in found.items():
         more = sum(v for k, v in zip(items[0]["k"], items[0]["v"], strict=True) if k == key)
         assert total == sum(wanted[key]) + more
         assert ids == [number for number, item in enumerate(items) if key in item["k"]] + [6]
+    for by, message in ((("k", "v"), "with --by k,v"), ((), "without --by")):
+        with pytest.raises(RunFailed, match=f"has a state for each value of k, so a stream {message} cannot continue"):
+            stream(two, items, cell, **{**options, "by": by}).result()
     with pytest.raises(DataError, match="--by z: batch 0 of items has no such column, only k, v"):
         stream(two, items, cell, by=("z",)).result()
     with pytest.raises(DataError, match=r"--by x: the type of this column is float64\[2\], and a key must be a single"):

@@ -83,11 +83,12 @@ class Directory:
 
 
 def open_directory(
-    path: str, size: int, code: str, data: Mapping[str, str], *, fresh: bool = False, resume: bool = False
+    path: str, size: int | None, code: str, data: Mapping[str, str], *, fresh: bool = False, resume: bool = False
 ) -> Directory:
     """Return the directory at `path`, for a run of `size` ranks. `data` maps the cell's data sets to their versions.
 
-    The run continues from the newest checkpoint; with `fresh`, from none.
+    The run continues from the newest checkpoint; with `fresh`, from none. If `size` is None, the run can continue from
+    the shards of any number of ranks.
 
     Raises CheckpointError if the directory cannot be read, if the newest checkpoint has shards for another number of
     ranks, or if the cell or its data have changed since the checkpoint was saved. `resume` allows such changes. Raises
@@ -108,7 +109,7 @@ def open_directory(
     commit = found.commit
     assert commit is not None
     saved = f"{path} has a checkpoint of {saved_words(found, time.time())}"
-    if commit.sharded and commit.size != size:
+    if commit.sharded and size is not None and commit.size != size:
         raise CheckpointError(
             f"{saved}, in {commit.size} shards: {size} ranks cannot continue from it. "
             f"Run the cell with {commit.size} ranks, or with --fresh to start over."

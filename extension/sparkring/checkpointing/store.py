@@ -8,7 +8,7 @@ import operator
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
@@ -200,10 +200,7 @@ class Store:
             parts.set_random_states(contents.tree("random"))
         else:
             parts.seed_from(entry.name, rank)  # with rank 0's states, all ranks would draw the same numbers
-        self.history = contents.history
-        self._lineage = contents.commit.lineage
-        took_s = time.monotonic() - began
-        report.tell(CheckpointRestored(self._location.written, entry.name, entry.step, took_s))
+        self._restored(entry, contents, began)
         return entry.step
 
     def load(self, which: Which = "latest") -> Any:
@@ -382,19 +379,31 @@ class Store:
         there = locate(here().directory) if here().directory else None
         return there is not None and (there.fs, there.path) == (self._location.fs, self._location.path)
 
+    def _restored(self, entry: Entry, contents: Contents, began: float) -> None:
+        self.history = contents.history
+        self._lineage = contents.commit.lineage
+        took_s = time.monotonic() - began
+        report.tell(CheckpointRestored(self._location.written, entry.name, entry.step, took_s))
+
     def _read_resume_point(self, room: Room) -> tuple[Entry, Contents] | None:
         """Read the checkpoint that the driver has chosen for all ranks; None if there is none."""
         name = here().resume
         if not name:
             return None
         entry = Entry(name, "committed")
-        try:
+        with self._telling_damage(entry):
             return entry, self._read_contents(entry, room)
+
+    @contextlib.contextmanager
+    def _telling_damage(self, entry: Entry) -> Iterator[None]:
+        """If the checkpoint that the run continues from proves to be damaged in this block, say so to the driver."""
+        try:
+            yield
         except CheckpointDamagedError as error:
             writing.tell_damaged(self._location, entry, str(error))
             raise CheckpointDamagedError(
-                f"the checkpoint {name} in {self.directory}, from which this run continues, is damaged: {error}. The "
-                "ranks restart and continue from the one before it."
+                f"the checkpoint {entry.name} in {self.directory}, from which this run continues, is damaged: {error}. "
+                "The ranks restart and continue from the one before it."
             ) from error
 
     def _loaded(self, which: Which) -> tuple[Entry, Any]:
@@ -471,17 +480,24 @@ class Store:
         Raises CheckpointDamagedError, which says what is wrong with the file. In that case, `room` is unchanged.
         """
         rank, size = world.world()[:2]
-        try:
-            commit = folder.read_commit(self._location, entry.name)
-        except FileNotFoundError:
-            raise CheckpointDamagedError("it has no commit.json") from None
+        commit = self._commit_of(entry)
         if commit.sharded and commit.size != size:
             raise CheckpointError(
                 f"the checkpoint {entry.name} in {self.directory} was saved by {commit.size} ranks with sharded=True, "
                 f"but this run has {size}: run it with -n {-commit.size} (processes) or -n {commit.size} (Spark "
                 "tasks), or save with sharded=False, so that any number of ranks can restore the checkpoint."
             )
-        wanted = folder.data(rank if commit.sharded else 0)
+        return self._read_shard(entry, rank if commit.sharded else 0, room)
+
+    def _commit_of(self, entry: Entry) -> Commit:
+        try:
+            return folder.read_commit(self._location, entry.name)
+        except FileNotFoundError:
+            raise CheckpointDamagedError("it has no commit.json") from None
+
+    def _read_shard(self, entry: Entry, rank: int, room: Room) -> Contents:
+        """Read the file of a checkpoint that `rank` has saved; see _read_contents()."""
+        commit, wanted = self._commit_of(entry), folder.data(rank)
         written = next((file for file in commit.files if file.name == wanted), None)
         if written is None:
             raise CheckpointDamagedError(f"its commit does not list {wanted}")
@@ -540,6 +556,26 @@ class Contents(NamedTuple):
         start = f"{which}/"
         leaves = {name.removeprefix(start): leaf for name, leaf in self.leaves.items() if name.startswith(start)}
         return tree.rebuild(self.state if which == "state" else self.random, leaves)
+
+
+def restore_shards(store: Store, put: Callable[[Any], None], room: Room) -> int:
+    """Call `put(tree)` with a saved state, to put back what belongs to this rank. Return the step.
+
+    This is like store.restore(), from the checkpoint that the run continues from, but random states are left as they
+    are. If the state is sharded, and the number of ranks has changed, `put` is called with the states of all earlier
+    ranks, one after another; otherwise, only with this rank's own. Arrays that have a fitting array in `room` are read
+    into that array.
+    """
+    began = time.monotonic()
+    entry = Entry(here().resume, "committed")
+    with store._telling_damage(entry):
+        commit, (rank, size, *_) = store._commit_of(entry), world.world()
+        changed = commit.sharded and commit.size != size
+        for shard in range(commit.size) if changed else [rank if commit.sharded else 0]:
+            contents = store._read_shard(entry, shard, room)
+            put(contents.tree("state"))
+    store._restored(entry, contents, began)
+    return entry.step
 
 
 def variables_of(state: dict[str, Any]) -> dict[str, Any]:

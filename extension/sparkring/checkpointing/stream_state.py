@@ -12,9 +12,10 @@ import cloudpickle
 
 from sparkring.capture.names import global_names, names_read
 from sparkring.checkpointing import parts, tree
-from sparkring.checkpointing.store import Store, checkpoints
-from sparkring.data.keys import as_key
+from sparkring.checkpointing.store import Store, checkpoints, restore_shards
+from sparkring.data.keys import as_key, owner_of
 from sparkring.errors import CheckpointError
+from sparkring.runtime import world
 from sparkring.runtime.resume_point import here
 
 
@@ -25,16 +26,18 @@ class StreamState:
     `sharded` have the same meanings as in checkpoints(). If `saves` is false, nothing is saved. The step of a
     checkpoint is the number of the last micro-batch that the checkpoint includes.
 
-    If there is a model for each key (--by), of_key() gives the variables the values for a key. Each key begins with
-    copies of the values that the variables have when the stream begins.
+    If there is a model for each key, the values of the columns `by` (--by), of_key() gives the variables the values for
+    a key. Each key begins with copies of the values that the variables have when the stream begins.
     """
 
-    def __init__(self, names: tuple[str, ...], keep: int | None, *, sharded: bool, saves: bool, keyed: bool) -> None:
+    def __init__(
+        self, names: tuple[str, ...], keep: int | None, *, sharded: bool, saves: bool, by: tuple[str, ...]
+    ) -> None:
         self.names = names
         self._keep = keep
         self._sharded = sharded
         self._saves = saves
-        self._keyed = keyed
+        self._by = by
         self._namespace: dict[str, Any] = {}
         self._store: Store | None = None
         self._first = b""  # the values with which each key begins, pickled
@@ -49,7 +52,7 @@ class StreamState:
         """
         self._namespace = namespace
         self.names = self.names or tuple(_state_of(source, namespace, bound))
-        if self._keyed:
+        if self._by:
             self._first = cloudpickle.dumps(self._values())
         if not self._saves:
             return None, ""
@@ -62,21 +65,45 @@ class StreamState:
         if not here().resume:
             self._check()
             return None, ""
-        if self._keyed:
-            saved = self._store.load(here().resume)
-            self._of_keys = {as_key(key): cloudpickle.loads(self._first) for key in saved["keys"]}
-        state = self._state("")
-        step = self._store.restore(state)
-        if self._keyed:
-            self._of_keys = dict(zip(self._of_keys, state["state"].values(), strict=True))
-        else:
-            namespace.update(state["state"])
+        return self._restore(self._store)
+
+    def _restore(self, store: Store) -> tuple[int, str]:
+        """Restore the state or, if there is one for each key, the states of the keys that belong to this rank."""
+        rank, size = world.world()[:2]
+        state: dict[str, Any] = {"position": ""} if self._by else self._state("")
+
+        def put(saved: Any) -> None:
+            self._check_by(tuple(saved.get("by", ())))
+            if not self._by:
+                parts.put_back(state, saved, "state")
+                parts.check_shared(state, saved)
+                return
+            state["position"] = saved["position"]
+            for number, key in enumerate(map(as_key, parts.plain(saved["keys"]))):
+                if owner_of(key, size) == rank:
+                    values, tree = cloudpickle.loads(self._first), saved["state"][str(number)]
+                    self._of_keys[key] = parts.put_back(values, tree, f"the state of {key!r}")
+                    parts.check_shared(self._of_keys[key], tree)
+
+        step = restore_shards(store, put, {} if self._by else parts.memory_of(state))
+        self._namespace.update(state.get("state", {}))
         return step, state["position"]
+
+    def _check_by(self, by: tuple[str, ...]) -> None:
+        """Raise CheckpointError if a checkpoint has the state of a stream with other columns in --by."""
+        if by != self._by:
+            had = f"a state for each value of {','.join(by)}" if by else "a single state"
+            now = f"with --by {','.join(self._by)}" if self._by else "without --by"
+            again = f"with --by {','.join(by)}" if by else "without --by"
+            raise CheckpointError(
+                f"the checkpoint has {had}, so a stream {now} cannot continue from it: run the cell {again}, or with "
+                "--fresh to start over."
+            )
 
     @contextlib.contextmanager
     def of_key(self, key: Any) -> Iterator[None]:
         """In this block, the variables have the values for `key`, if there is a model for each key."""
-        if not self._keyed:
+        if not self._by:
             yield
             return
         # Unpickling is safe: this process has pickled the values itself.
@@ -90,10 +117,10 @@ class StreamState:
             self._store.save(step, self._state(position))
 
     def _state(self, position: str) -> dict[str, Any]:
-        if not self._keyed:
+        if not self._by:
             return {"state": self._values(), "position": position}
         values = {str(number): each for number, each in enumerate(self._of_keys.values())}
-        return {"state": values, "keys": list(self._of_keys), "position": position}
+        return {"state": values, "by": list(self._by), "keys": list(self._of_keys), "position": position}
 
     def _values(self) -> dict[str, Any]:
         missing = [name for name in self.names if name not in self._namespace]

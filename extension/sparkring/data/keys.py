@@ -38,7 +38,7 @@ class KeyedRows:
         columns = self._rows.columns(nulls)
         keys, codes = _keys({name: columns[name] for name in self._by})
         mine = [(_digest(key), repr(key), code) for code, key in enumerate(keys)]
-        mine = sorted(each for each in mine if each[0] % self._size == self._rank)
+        mine = sorted(each for each in mine if owner_of(keys[each[2]], self._size) == self._rank)
         order = np.argsort(codes, kind="stable")  # the rows of a key stay in their order
         ends = np.cumsum(np.bincount(codes, minlength=len(keys)))
         begins = ends - np.bincount(codes, minlength=len(keys))
@@ -58,8 +58,13 @@ def shares_by_key(rows: Rows, by: Sequence[str], size: int) -> list[KeyedRows]:
     if not isinstance(rows, ArrayRows | ArrowRows):
         return [KeyedRows(rows, by, size, rank) for rank in range(size)]
     keys, codes = _keys(rows.select(by).columns(rows.with_nulls()))
-    owners = np.array([_digest(key) % size for key in keys], np.int64)[codes]
+    owners = np.array([owner_of(key, size) for key in keys], np.int64)[codes]
     return [KeyedRows(rows.take(np.flatnonzero(owners == rank)), by, size, rank) for rank in range(size)]
+
+
+def owner_of(key: Any, size: int) -> int:
+    """Return the rank, of `size` ranks, to which a key belongs."""
+    return _digest(key) % size
 
 
 def as_key(value: Any) -> Any:

@@ -119,7 +119,7 @@ class Ring:
             options.keep,
             sharded=options.sharded or bool(options.by),  # each key belongs to one rank
             saves=self._directory is not None,
-            keyed=bool(options.by),
+            by=options.by,
         )
         answers = self._execute(_packed(Begin(state, options.arrow, keyed=bool(options.by))), {}, 0)
         begun: Begun = answers[0]

@@ -120,8 +120,10 @@ def prepare(spec: StreamSpec) -> Prepared:
         refuse_shared(options.checkpoint_dir)
         from sparkring.checkpointing.directory import open_directory
 
-        size, path = gang.gang.size, options.checkpoint_dir
-        directory = open_directory(path, size, spec.code, {}, fresh=options.fresh, resume=options.resume)
+        size = None if options.by else gang.gang.size  # the states of keys can be divided among any number of ranks
+        directory = open_directory(
+            options.checkpoint_dir, size, spec.code, {}, fresh=options.fresh, resume=options.resume
+        )
     source = _source(spec, directory)
     source.check(_saved(directory))
     started = run_started(
@@ -220,10 +222,9 @@ class StreamRun:
         elif self._saved < 0:
             more = f"No checkpoint has been saved in {self._options.checkpoint_dir} yet."
         else:
-            more = (
-                f"The state after batch {self._saved} is saved in {self._options.checkpoint_dir}: run the cell again "
-                "to continue from there."
-            )
+            more = f"The state after batch {self._saved} is saved in {self._options.checkpoint_dir}"
+            # If the run did not even begin, the same cell would fail again.
+            more += ": run the cell again to continue from there." if self._ring.state else "."
         return replace(outcome, explanation="\n\n".join(filter(None, [outcome.explanation, more])))
 
     def _end_at_exit(self) -> None:
