@@ -1,4 +1,4 @@
-"""A small model and a step of its training. Several ranks train it together, with DistributedDataParallel."""
+"""A small model and a step of its training. If there are several ranks, the step averages their gradients."""
 
 import torch
 import torch.distributed
@@ -7,15 +7,22 @@ import torch.distributed
 def make(columns, width=16):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(columns, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
-    if torch.distributed.is_initialized():
-        model = torch.nn.parallel.DistributedDataParallel(model)
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def average(gradients):
+    """Average gradients over the ranks in a single collective, as DistributedDataParallel and Horovod do."""
+    together = torch.nn.utils.parameters_to_vector(gradients)
+    torch.distributed.all_reduce(together)
+    torch.nn.utils.vector_to_parameters(together / torch.distributed.get_world_size(), gradients)
 
 
 def step(model, optimizer, x, y):
     loss = torch.nn.functional.mse_loss(model(torch.as_tensor(x))[:, 0], torch.as_tensor(y))
     optimizer.zero_grad()
     loss.backward()
+    if torch.distributed.is_initialized():
+        average([parameter.grad for parameter in model.parameters()])
     optimizer.step()
     return loss.item()
 
@@ -27,11 +34,11 @@ def step_of_new_ranks(saved, x, y):
     torch.distributed.init_process_group("gloo")
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     model, optimizer = make(x.shape[1])
-    model.module.load_state_dict(torch.load(saved))
+    model.load_state_dict(torch.load(saved))
     began = time.perf_counter()
     step(model, optimizer, x[rank::size], y[rank::size])
     seconds = time.perf_counter() - began
     if rank == 0:
-        torch.save(model.module.state_dict(), saved)
+        torch.save(model.state_dict(), saved)
     torch.distributed.destroy_process_group()
     return seconds
