@@ -1,8 +1,10 @@
 """Tests of the lines of magics: which options they take, what these mean, and the errors for invalid lines."""
 
 from __future__ import annotations
+import __future__
 
 import re
+import types
 
 import pytest
 
@@ -10,7 +12,7 @@ import sparkring
 from sparkring.engine.options import LOGS, ForeachOptions, GangOptions, Options
 from sparkring.errors import OptionsError
 from sparkring.notebook import checkpoints, data, foreach, gang, history
-from sparkring.notebook.cell import title_of
+from sparkring.notebook.cell import python_source, title_of
 from sparkring.notebook.extension import MAGICS
 from sparkring.notebook.gang import GangRequest
 from sparkring.notebook.history import RunsRequest, parse_runs
@@ -599,3 +601,12 @@ def test_only_horovod_records_a_timeline():
 def test_what_a_cell_says_of_itself(cell, title):
     """The title of a run without a name is taken from the cell. If the cell has no suitable text, it is empty."""
     assert title_of(f"\n{cell}") == title
+
+
+def test_an_earlier_future_import_applies_to_the_cell():
+    """It is on the magic's line, so line numbers stay. Without such an import, that line is empty."""
+    flags = types.SimpleNamespace(flags=__future__.annotations.compiler_flag)
+    shell = types.SimpleNamespace(compile=flags, transform_cell=lambda cell: cell)
+    assert python_source(shell, "horovod", "x: T = 1\n") == "from __future__ import annotations\nx: T = 1\n"
+    flags.flags = 0
+    assert python_source(shell, "horovod", "x: T = 1\n") == "\nx: T = 1\n"

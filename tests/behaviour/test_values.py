@@ -154,9 +154,18 @@ def test_await_works_at_the_top_level(ring):
             await asyncio.sleep(0.01)
             return x
         first = await later(rank)
-        first + await later(10)
+        started = asyncio.ensure_future(later(10))
+        first + await started
     """)
     assert result.values == [10, 11]
+
+
+@pytest.mark.any_launcher
+def test_annotations_are_those_of_the_notebook(ring):
+    """They are values, unless the cell or an earlier one has imported `annotations` from __future__."""
+    cell = "def f(x: int): ...\nf.__annotations__['x']"
+    assert ring.run(cell, 1).value is int
+    assert ring.run(f"from __future__ import annotations\n{cell}", 1).value == "int"
 
 
 @pytest.mark.any_launcher

@@ -1,6 +1,7 @@
 """Turns a cell into Python for the ranks, finds the scripts that the cell runs, and chooses a title for its run."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import warnings
@@ -35,7 +36,7 @@ def python_source(shell: Any, magic: str, cell: str) -> str:
         raise OptionsError(f"the cell is empty. The ranks run the lines below %%{magic}.")
     # IPython drops the empty lines at the top of a cell. Add them back, so that line numbers are right.
     empty = cell[: len(cell) - len(cell.lstrip())].count("\n")
-    source: str = "\n" * (1 + empty) + shell.transform_cell(cell)
+    source: str = _future(shell) + "\n" * (1 + empty) + shell.transform_cell(cell)
     try:
         tree = ast.parse(source)
         with warnings.catch_warnings():
@@ -45,6 +46,16 @@ def python_source(shell: Any, magic: str, cell: str) -> str:
         raise _syntax_error(error, cell) from None
     _refuse_magics(tree)
     return source
+
+
+def _future(shell: Any) -> str:
+    """Return the line for the magic's place that imports what earlier cells have imported from __future__.
+
+    In a notebook, such an import applies to all later cells. Of those that Python 3.10 and later still have, only
+    `annotations` changes code.
+    """
+    is_on = shell.compile.flags & __future__.annotations.compiler_flag
+    return "from __future__ import annotations" if is_on else ""
 
 
 def _syntax_error(error: SyntaxError, cell: str) -> CaptureError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import types
 from typing import Any, NamedTuple
 
@@ -10,15 +11,20 @@ from sparkring.capture.source_lines import keep_lines
 
 
 class CompiledCell(NamedTuple):
-    """The code of a cell. If the cell ends with an expression, `expression` holds it, and `code` does not."""
+    """The code of a cell. If the cell ends with an expression, this expression is the last of the `codes`."""
 
-    code: types.CodeType
-    expression: types.CodeType | None
+    codes: tuple[types.CodeType, ...]
 
     def run(self, namespace: dict[str, Any]) -> Any:
         """Run the cell in `namespace`, and return the value of its last expression, or None."""
-        _execute(self.code, namespace)
-        return None if self.expression is None else _execute(self.expression, namespace)
+        if any(map(_awaits, self.codes)):
+            import asyncio  # not at the top: the import takes 30 ms, and most cells do not need it
+
+            return asyncio.run(_run_with_awaits(self.codes, namespace))
+        value = None
+        for code in self.codes:
+            value = eval(code, namespace)
+        return value
 
 
 def compile_cell(source: str, filename: str) -> CompiledCell:
@@ -27,17 +33,24 @@ def compile_cell(source: str, filename: str) -> CompiledCell:
     tree, expression = ast.parse(source, filename), None
     if tree.body and isinstance(last := tree.body[-1], ast.Expr):
         del tree.body[-1]
-        expression = compile(ast.Expression(last.value), filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    return CompiledCell(compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), expression)
+        expression = ast.Expression(last.value)
+    # With dont_inherit, the __future__ import of this module does not apply to the cell.
+    codes = [compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)]
+    if expression is not None:
+        codes.append(compile(expression, filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True))
+    return CompiledCell(tuple(codes))
 
 
-def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:
-    value = eval(code, namespace)
-    if code.co_flags & 0x80:  # CO_COROUTINE: there is an await outside functions
-        import asyncio  # not at the top: the import takes 30 ms, and most cells do not need it
-
-        async def wait() -> Any:
-            return await value
-
-        return asyncio.run(wait())
+async def _run_with_awaits(codes: tuple[types.CodeType, ...], namespace: dict[str, Any]) -> Any:
+    """Run all codes of a cell in one event loop: the last expression may await a task that the lines above began."""
+    value = None
+    for code in codes:
+        value = eval(code, namespace)
+        if _awaits(code):
+            value = await value
     return value
+
+
+def _awaits(code: types.CodeType) -> bool:
+    """Return whether there is an `await` outside functions."""
+    return bool(code.co_flags & inspect.CO_COROUTINE)

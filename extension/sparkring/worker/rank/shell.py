@@ -71,9 +71,9 @@ class Shell:
         start, cpu = time.perf_counter(), time.process_time()
         try:
             try:
-                code = compile(line, "<%time>", "eval")
+                code = compile(line, "<%time>", "eval", dont_inherit=True)
             except SyntaxError:
-                code = compile(line, "<%time>", "exec")
+                code = compile(line, "<%time>", "exec", dont_inherit=True)
             return eval(code, namespace)
         finally:
             print(f"CPU time: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - start:.3g} s")
