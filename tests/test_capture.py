@@ -162,6 +162,8 @@ CONSTRUCTS = {
     "with": ("with open(p) as f, g(f) as h: y = h\ny, f", "p g", ""),
     "with unpacking": ("with a as (b, c): b, c", "a", ""),
     "with suppress": ("with contextlib.suppress(E): y = f()\ny", "contextlib E f", "y"),
+    "with that may catch": ("with a: raise E\nx", "a E x", ""),
+    "with in a loop": ("for i in x:\n    with a: continue", "x a", ""),
     "try": ("try: x = f()\nexcept E as e: e\nx", "f E", "x"),
     "try with a handler that binds": ("try: x = f()\nexcept E: x = 0\nx", "f E", ""),
     "try with a handler that raises": ("try: x = f()\nexcept E: raise\nx", "f E", ""),
@@ -690,6 +692,13 @@ def test_names_that_ipython_puts_into_a_notebook() -> None:
     rank = travelled("open, read", namespace)
     assert "open" not in rank
     assert rank["read"](__file__).startswith('"""')
+
+
+def test_commands_in_functions() -> None:
+    """The names in the `!` lines of a notebook's functions travel with them: in braces, and after `$`."""
+    namespace = notebook("def sh(): return get_ipython().getoutput('cp {src}/a $folder {x y}')", src="s", folder="f")
+    rank = travelled("sh()", namespace)
+    assert (rank["src"], rank["folder"]) == ("s", "f")
 
 
 def test_closures_and_decorators() -> None:

@@ -244,7 +244,8 @@ class _Reader:
                         known = self.assignment(item.optional_vars, known)
                 suppresses = any("suppress" in ast.unparse(item.context_expr) for item in items)
                 after = self.guarded(body, known, suppresses)
-                return known - _unbound(body) if suppresses else after
+                # Any context manager may catch an exception that the block raises, as pytest.raises() does.
+                return known - _unbound(body) if suppresses or after is None else after
             case ast.Match(subject, cases):
                 return self.match(self.expression(subject, known), cases)
             case ast.Break() | ast.Continue():
@@ -414,13 +415,26 @@ def _in_commands(tree: ast.AST) -> Iterator[tuple[str, int]]:
         match node:
             case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), method), [*arguments]):
                 texts = [part.value for part in arguments if isinstance(part, ast.Constant)]
-                snippets = [name or code for name, code in _PLACE.findall("\n".join(map(str, texts)))]
-                if texts[:1] == ["time"] and method == "run_line_magic":
-                    snippets += texts[1:]
-                for snippet in snippets:
-                    with contextlib.suppress(SyntaxError):  # braces that belong to the shell command are not Python
-                        parts = ast.walk(ast.parse(str(snippet).strip()))
-                        yield from ((part.id, node.lineno) for part in parts if isinstance(part, ast.Name))
+                whole = texts[1:] if texts[:1] == ["time"] and method == "run_line_magic" else []
+                yield from ((name, node.lineno) for name in _in_texts(texts, whole))
+
+
+def names_in_commands(code: types.CodeType) -> set[str]:
+    """Return the names in the `!` and `%` commands of a function's code, or of any code inside it."""
+    if "get_ipython" not in global_names(code).reads:
+        return set()
+    inner = (names_in_commands(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    texts = [each for each in code.co_consts if isinstance(each, str)]
+    return set(_in_texts(texts, texts[1:] if texts[:1] == ["time"] else [])).union(*inner)
+
+
+def _in_texts(texts: Iterable[object], whole: Iterable[object]) -> Iterator[str]:
+    """Yield the names in the parts of commands that IPython replaces, and in texts that are Python as a whole."""
+    found = _PLACE.findall("\n".join(map(str, texts)))
+    for snippet in (*(name or code for name, code in found), *whole):
+        with contextlib.suppress(SyntaxError):  # braces that belong to the shell command are not Python
+            parts = ast.walk(ast.parse(str(snippet).strip()))
+            yield from (part.id for part in parts if isinstance(part, ast.Name))
 
 
 def _catches_name_error(handler: ast.ExceptHandler) -> bool:

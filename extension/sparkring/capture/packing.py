@@ -20,14 +20,14 @@ import pickle
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 from sparkring.capture.calls import names_of
-from sparkring.capture.names import attribute_chains, global_names
+from sparkring.capture.names import attribute_chains, global_names, names_in_commands
 from sparkring.capture.picklability import (
     FOUND_BY_NAME,
     Kind,
@@ -79,6 +79,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.buffers: list[memoryview] = []
         self.last: object = None  # the object whose packing began last: when packing fails, this object is the cause
         self.met: set[str] = set()  # the notebook's names that packed values need in `__main__`
+        self.carried: set[str] = set()  # the notebook's names whose values are packed with functions that use them
         self._namespace, self._stays = namespace, stays
         self._kinds: dict[type, Kind | None] = {}
         self._found_by_name: set[type] = set()
@@ -163,6 +164,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self._namespace is not None and function.__globals__ is self._namespace:
             for name in [name for name in carried if self._stays(name)]:
                 del carried[name]
+            self.carried |= carried.keys()
+            self.met |= names_in_commands(code) & self._namespace.keys()
             if code.co_filename in self._files:
                 self.met |= self._files[code.co_filename].names_in_strings(code, self._namespace)
 
@@ -221,6 +224,7 @@ class Packed:
     problems: why a value cannot be sent, by name.
     buffers: the memory of large values, which `payload` does not contain.
     along: the notebook's classes and functions that were packed because the values need them, by name.
+    carried: the notebook's names whose values were packed with functions that use them.
     """
 
     payload: bytes
@@ -228,6 +232,7 @@ class Packed:
     problems: dict[str, Problem] = field(default_factory=dict)
     buffers: tuple[memoryview, ...] = ()
     along: dict[str, Along] = field(default_factory=dict)
+    carried: frozenset[str] = frozenset()
 
 
 def pack(
@@ -287,13 +292,20 @@ def pack(
                 # Pack again, with arrays that share memory as views of blocks. Do so only once: packing may itself make
                 # new arrays that share memory, and so the search for blocks might never end.
                 continue
-            return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers), along)
+            buffers, carried = tuple(pickler.buffers), frozenset(pickler.carried)
+            return Packed(stream.getvalue(), sizes, problems, buffers, along, carried)
 
 
 def pack_call(
-    function: Callable[..., Any], kwargs: dict[str, Any], namespace: Namespace | None, args: Sequence[Any] = ()
+    function: Callable[..., Any],
+    kwargs: dict[str, Any],
+    namespace: Namespace | None,
+    args: Sequence[Any] = (),
+    held: Container[str] = (),
 ) -> Packed:
     """Pack a function and its arguments. Functions that have `namespace` as their globals get the rank's `__main__`.
+
+    `held` are the names whose values on the ranks should be used instead of those in `namespace`.
 
     The result's `sizes` contain the function first, then `args` under the names of their parameters, then `kwargs`.
     Raises CaptureError if the function or an argument cannot be sent.
@@ -303,7 +315,8 @@ def pack_call(
     arguments = {**dict(zip(names_of(function, args), args, strict=True)), **kwargs}
     while name in arguments:
         name += "()"  # an argument may have the function's name
-    packed = pack({name: function, **arguments, _POSITIONAL: len(args)}, namespace, hidden.__contains__)
+    values = {name: function, **arguments, _POSITIONAL: len(args)}
+    packed = pack(values, namespace, lambda each: each in hidden or each in held)
     packed.sizes.pop(_POSITIONAL, None)
     if packed.problems:
         raise CaptureError("Cannot be sent to the ranks: " + "\n".join(map(str, packed.problems.values())))
