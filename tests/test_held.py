@@ -27,7 +27,7 @@ def sent(value: Any) -> tuple[RemoteNames, dict[str, Any]]:
     """Return what the ranks hold after `x = value` was sent to them, and the notebook's namespace."""
     held, notebook = RemoteNames(), {"x": value}
     held.beside(notebook, ALL)
-    held.bound(["x"], ALL)
+    held.update(dict.fromkeys(ALL, ("x",)), {})
     return held, notebook
 
 
@@ -73,7 +73,7 @@ def test_a_change_in_place_makes_the_notebooks_the_newer(value, change):
     held, notebook = sent(value)
     change(value)
     assert "x" not in held.beside(notebook, ALL)
-    held.bound(["x"], ALL)
+    held.update(dict.fromkeys(ALL, ("x",)), {})
     assert "x" in held.beside(notebook, ALL)
 
 
@@ -109,18 +109,33 @@ def test_what_only_some_ranks_have():
     """The ranks' value of a name counts only if all ranks in question have it."""
     held, notebook = sent(1)
     notebook["y"] = 1
-    held.bound(["y"], [0])
+    held.update({0: ["y"]}, {})
     assert "y" in held.beside(notebook, [0])
     assert "y" not in held.beside(notebook, [0, 1])
-    held.bound(["y"], [1])
+    held.update({1: ["y"]}, {})
     assert "y" in held.beside(notebook, [0, 1])
+
+
+def test_what_a_cell_may_bind_counts_only_where_it_is():
+    """A cell that binds a name on rank 0 alone, or deletes it, leaves no value on the other ranks."""
+    held, notebook = sent(1)
+    notebook["y"] = [1]
+    held.beside(notebook, ALL)
+    held.update({0: ["y"]}, {})
+    held.kept(["y"], ALL)
+    assert "y" in held.beside(notebook, [0])
+    assert "y" not in held.beside(notebook, ALL)
+    held.update({}, {2: ["x"]})
+    held.kept(["x"], ALL)
+    assert "x" in held.beside(notebook, [0, 1, 3])
+    assert "x" not in held.beside(notebook, ALL)
 
 
 def test_a_newer_value_that_some_ranks_got_leaves_the_others_with_an_old_one():
     """A value that was sent to rank 0 alone must be sent again to all."""
     held, notebook = sent(1000)
     notebook["x"] = 2000
-    held.bound(["x"], [0])
+    held.update({0: ["x"]}, {})
     assert "x" in held.beside(notebook, [0])
     assert "x" not in held.beside(notebook, ALL)
 
@@ -128,7 +143,7 @@ def test_a_newer_value_that_some_ranks_got_leaves_the_others_with_an_old_one():
 def test_a_name_of_the_ranks_alone():
     """The ranks' variable counts until the notebook has a variable of the same name."""
     held, notebook = sent(1)
-    held.bound(["trained"], ALL)
+    held.update(dict.fromkeys(ALL, ("trained",)), {})
     assert "trained" in held.beside(notebook, ALL)
     notebook["trained"] = None
     assert "trained" not in held.beside(notebook, ALL)

@@ -11,6 +11,9 @@ from versions import KERAS
 
 import sparkring
 from sparkring import HorovodRunner
+from sparkring.engine.options import Options
+from sparkring.engine.prepare import prepare
+from sparkring.engine.spec import Call, RunSpec
 from sparkring.errors import OptionsError
 
 
@@ -212,7 +215,10 @@ def test_runner_with_every_slot(spark):
     """np=0 is deprecated, and takes every task slot."""
     with pytest.warns(DeprecationWarning, match="np=0"):
         runner = HorovodRunner(np=0)
-    assert runner.run(function("def train():\n    from sparkring import world\n    return world().size", "train")) == 4
+    train = function("def train():\n    from sparkring import world\n    return world().size", "train")
+    assert runner.run(train) == 4
+    restarted = prepare(RunSpec(Call(train), Options(np=0, max_restarts=1), "plain"))
+    assert (restarted.launch.np, restarted.launch.size) == (4, 4)
 
 
 TRAIN = """

@@ -12,7 +12,7 @@ import pickle
 import sys
 import weakref
 import zlib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 # Values of these types may change in place, so the same object may have a new value: they are compared by content.
@@ -24,7 +24,8 @@ class RemoteNames:
     """The names that ranks have bound or received, each with a fingerprint of the notebook's value at that moment."""
 
     def __init__(self) -> None:
-        self._ranks_with: dict[str, set[int]] = {}
+        self._ranks_with: dict[str, set[int]] = {}  # for each name, the ranks whose values are not older than others
+        self._on_rank: dict[int, set[str]] = {}  # the names that each rank has
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Fingerprint] = {}
         # The fingerprints made since the last call of beside(). Making them again would take a while for large values.
@@ -34,7 +35,7 @@ class RemoteNames:
     @property
     def names(self) -> set[str]:
         """Return the names that have a value on at least one rank."""
-        return set(self._ranks_with)
+        return set().union(*self._on_rank.values())
 
     def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
         """Return a container of the names whose values on `ranks` should be used instead of the notebook's."""
@@ -50,14 +51,32 @@ class RemoteNames:
         seen = self._seen.get(name)
         return seen is not None and seen.is_of(self._notebook[name]) and seen == self._fingerprint(name)
 
-    def bound(self, names: Iterable[str], ranks: Iterable[int]) -> None:
-        """Record that `ranks` have bound or received `names`. The notebook's current values do not count as newer."""
+    def update(self, bound: Mapping[int, Collection[str]], gone: Mapping[int, Collection[str]]) -> None:
+        """Record the names that are new on each rank, and those that are no longer there."""
+        for rank, names in gone.items():
+            for name in names:
+                self._on_rank.get(rank, set()).discard(name)
+                self._ranks_with.get(name, set()).discard(rank)
+        for rank, names in bound.items():
+            self._on_rank.setdefault(rank, set()).update(names)
+        for name in set().union(*bound.values()):
+            self.kept([name], [rank for rank, names in bound.items() if name in names])
+
+    def kept(self, names: Iterable[str], ranks: Iterable[int]) -> None:
+        """Record that `ranks` may have bound or received `names`. A rank that lacks a name has not.
+
+        The notebook's current values then do not count as newer.
+        """
+        ranks = list(ranks)
         for name in names:
+            having = [rank for rank in ranks if name in self._on_rank.get(rank, ())]
+            if not having:
+                continue
             now = self._fingerprint(name) if name in self._notebook else None
             there = self._ranks_with.setdefault(name, set())
             if self._seen.get(name) != now:
                 there.clear()  # the other ranks have an older value
-            there.update(ranks)
+            there.update(having)
             if now is not None:
                 self._seen[name] = now
 

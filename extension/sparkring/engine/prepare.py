@@ -86,7 +86,10 @@ def prepare(spec: RunSpec) -> PreparedRun:
     if packed.data is not None:
         options = replace(options, np=options.np or packed.data.ranks())
     validate(packed.values, packed.request.run.source, options.size)
-    size = options.size or every_slot()
+    takes_every_slot = not options.np
+    if takes_every_slot:
+        options = replace(options, np=every_slot())
+    size = options.size
     directory = _open_directory(options, size, packed)
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
@@ -104,7 +107,9 @@ def prepare(spec: RunSpec) -> PreparedRun:
         request = request._replace(run=request.run._replace(environment=environment))
     started = run_started(options, packed.title, packed.code, size, spec.framework, packed.captured)
     started = started._replace(logs=options.logs, ranks=tuple(spec.ranks), warm=spec.gang is not None)
-    notices = [f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks"] if not options.np else []
+    notices = (
+        [f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks"] if takes_every_slot else []
+    )
     notices += [describe.large_value(name, size_bytes) for name, size_bytes in packed.large.items()]
     notices += [spec.notice] if spec.notice else []
     notices += [legacy_keras.NOTICE] if legacy else []
@@ -165,6 +170,8 @@ def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
 def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
     options, gang, namespace = spec.options, spec.gang, cell.namespace
     captured = capture_cell(spec, cell)
+    if gang is not None and cell.apart:  # later cells compare what the ranks have with the notebook's own variables
+        gang.held.beside(_main(), _taking_part(spec))
     run = Run(
         "cell",
         cell.source,
@@ -186,7 +193,8 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
         pulled = {} if result.problems else result.pulled
         namespace.update(pulled)
         if gang is not None:
-            gang.held.bound({*captured.binds, *pulled}, _taking_part(spec))
+            # The notebook now has the pulled values, so they do not count as newer than those of the ranks.
+            gang.held.kept({*captured.binds, *(() if cell.apart else pulled)}, _taking_part(spec))
 
     return _Packed(
         Request(run, spec.framework, modules, tuple(captured.sent), options.timeline),
@@ -206,26 +214,32 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     if not callable(function):
         raise TypeError(f"run() takes a function, not {type(function).__name__}")
     check_call(function, args, kwargs)
-    namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
+    gang, namespace = spec.gang, _main()
     title = spec.title or name_of(function)
-    packed = pack_call(function, kwargs, namespace, args)
+    held = gang.held.beside(namespace, _taking_part(spec)) if gang else ()
+    packed = pack_call(function, kwargs, namespace, args, held)
     run = Run(
         "call",
         autolog=spec.options.autolog,
-        environment={**root_for_ranks(), **dict(spec.gang.wanted.env if spec.gang else ())},
+        environment={**root_for_ranks(), **dict(gang.wanted.env if gang else ())},
         notebook=notebook_state.gather(),
         parts=(packed.payload, *packed.buffers),
     )
     modules = modules_of((function, *args, *kwargs.values()))
     size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)
     return _Packed(
-        Request(run, spec.framework, modules, timeline=spec.options.timeline, imports=call.imports),
+        Request(run, spec.framework, modules, tuple(packed.carried), spec.options.timeline, imports=call.imports),
         captured_call(function, kwargs, packed, args),
         {title: size_bytes} if size_bytes > LARGE_BYTES else {},
         [("", value) for value in (*args, *kwargs.values())],
         title,
         source_of(function) if spec.code is None else spec.code,
     )
+
+
+def _main() -> dict[str, Any]:
+    """Return the variables of the notebook or program."""
+    return vars(sys.modules["__main__"])
 
 
 def _taking_part(spec: RunSpec) -> Iterable[int]:

@@ -74,12 +74,12 @@ class ProgramGang:
             if name in _RANKS_OWN or not name.isidentifier() or keyword.iskeyword(name):
                 raise OptionsError(f"push({name}=…): ranks cannot have a variable with this name. Use another name.")
         if values:
-            self._run(Cell("\n".join([*values, "None"]), values), None, push=tuple(values))
+            self._run(Cell("\n".join([*values, "None"]), values, apart=True), None, push=tuple(values))
 
     def pull(self, name: str, rank: int = 0) -> Any:
         """Return the value of a variable of one rank. Raises ResultError if the rank does not have the variable."""
         found: dict[str, Any] = {}
-        self._run(Cell("None", found), (rank,), pull=(name,))
+        self._run(Cell("None", found, apart=True), (rank,), pull=(name,))
         return found[name]
 
     def stop(self) -> None:

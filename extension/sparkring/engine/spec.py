@@ -20,13 +20,15 @@ class Cell(NamedTuple):
 
     If the path of a script depends on the item, `scripts_of` returns all scripts for an item with the given values.
 
-    `namespace` contains the notebook's variables. The variables named in --pull are copied into it from rank 0.
+    `namespace` contains the notebook's variables. The variables named in --pull are copied into it from rank 0. If the
+    cell is `apart`, its namespace is not the notebook's, but has only the variables that are sent or pulled.
     """
 
     source: str
     namespace: dict[str, Any]
     scripts: Sequence[Script] = ()
     scripts_of: Callable[[Mapping[str, Any]], Sequence[Script]] | None = None
+    apart: bool = False
 
 
 class Call(NamedTuple):

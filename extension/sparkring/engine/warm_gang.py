@@ -123,8 +123,8 @@ class WarmGang:
                 elif stuck:
                     self._end("its last cell did not end properly")
                 elif execution is not None and execution is not before:
-                    self.held.bound(execution.request.sent, execution.loaded)
-                    self.held.bound(execution.names, execution.ranks)
+                    self.held.update(execution.bound, execution.gone)
+                    self.held.kept(execution.request.sent, execution.loaded)
 
     @contextlib.contextmanager
     def _reserved(self, given_up: Callable[[], object]) -> Iterator[None]:

@@ -80,7 +80,9 @@ class Execution:
         self.ranks = ranks
         self.values: dict[int, dict[str, Value]] = {}  # by rank, then by name; "" stands for the last expression
         self.missing: list[str] = []  # names to pull that `ranks[0]` does not have; no other rank is asked
-        self.names: set[str] = set()  # names that ranks have bound, according to their reports
+        # By rank, the names that are new there, and those that are no longer there, according to the rank's report.
+        self.bound: dict[int, tuple[str, ...]] = {}
+        self.gone: dict[int, tuple[str, ...]] = {}
         self.loaded: set[int] = set()  # ranks that have reported that they loaded all values that were sent
         self.failures: dict[int, Failure] = {}
         self.stopped: set[int] = set()  # ranks on which an interrupt has ended the request
@@ -118,7 +120,7 @@ class Execution:
         return None if self._decide_at is None else max(0.01, self._decide_at - time.monotonic())
 
     def heard(self, rank: int, news: RankNews) -> None:
-        self.names.update(news.names_bound)
+        self.bound[rank], self.gone[rank] = news.names_bound, news.names_gone
         self.memory_bytes[rank] = news.memory_bytes
         self.seconds = max(self.seconds, news.seconds)
         if news.loaded:

@@ -242,11 +242,11 @@ class Rank:
 
     def news(self) -> messages.RankNews:
         memory_bytes = 0 if self.work is None else self.work.end()
-        bound = self.namespace.keys() - self.names_told
-        self.names_told.update(bound)
-        names = tuple(map(str, bound))  # a cell can put keys into its globals() that are not strings
+        names = set(map(str, self.namespace))  # a cell can put keys into its globals() that are not strings
+        bound, gone = tuple(names - self.names_told), tuple(self.names_told - names)
+        self.names_told = names
         port, seconds = free_port(self.address), time.monotonic() - self.began
-        return messages.RankNews(names, self.loaded, port, memory_bytes, self.imported(), seconds)
+        return messages.RankNews(bound, self.loaded, port, memory_bytes, self.imported(), seconds, gone)
 
     def imported(self) -> tuple[str, ...] | None:
         """Return the frameworks that later ranks may import ahead of time; None if they must not."""
@@ -276,6 +276,7 @@ class Rank:
         payload, *buffers = request.parts
         if request.what == "call":
             function, kwargs = packing.unpack_call(payload, buffers)
+            self.loaded = True
             return function(**kwargs)
         shell.scripts.update((script.line, script) for script in request.scripts)
         packing.unpack_names(payload, self.namespace, buffers)
