@@ -125,6 +125,19 @@ def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) ->
 
 
 @pytest.mark.any_launcher
+def test_a_corrected_cell_begins_with_the_initial_state(two: WarmRing, tmp_path: Path) -> None:
+    """Batches that the cell had trained on before it failed count once, although none of them had been saved."""
+    saved = {"checkpoint_dir": str(tmp_path), "save_every": 10, "resume": True}
+    with pytest.raises(RunFailed, match=r"(?s)ValueError: bad.*The state before the first batch is saved in .*: run"):
+        stream(two, batches(5), TRAIN + "if batch_id == 3: raise ValueError('bad')", **saved).result()
+    again = stream(two, batches(5), TRAIN, **saved)
+    assert again.result().saved == 4
+    assert again.record.stream.began.saved is None
+    assert again.record.notices[0].text.startswith("continues from the initial state, saved")
+    assert two.values("ids, seen") == [(list(range(5)), 25), (list(range(5)), 30)]
+
+
+@pytest.mark.any_launcher
 def test_other_cells_use_the_gang_between_two_batches(two: WarmRing) -> None:
     """A cell waits for the current batch only. There is one stream at a time. Without checkpoints, it is lost."""
     run = stream(two, batches(10**9))
@@ -251,8 +264,11 @@ def test_watch_yields_each_file_once(two: WarmRing, tmp_path: Path) -> None:
         return sparkring.watch(f"{folder}/*.parquet", every_s=0.02)
 
     cell = "ids = [*ids, batch['x'][0, 0]]"
-    first = stream(two, watched(), cell, checkpoint_dir=str(tmp_path / "saved"))
     add(1)
+    same = watched()
+    with pytest.raises(RunFailed, match="ValueError: bad"):  # no checkpoint has the file, so it is used again
+        stream(two, same, cell + "; raise ValueError('bad')", checkpoint_dir=str(tmp_path / "saved")).result()
+    first = stream(two, same, cell, checkpoint_dir=str(tmp_path / "saved"), resume=True)
     until(trained(first, 1), "a file")
     add(2)
     add(3)
@@ -292,11 +308,13 @@ def test_a_state_for_each_key(two: WarmRing, tmp_path: Path) -> None:
     warm_gang.stop()
     two.start(3).cell(SETUP)
     two.cell("w = np.ones(1); ids = []; sums = {}")
-    stream(two, [*items, items[0]], cell, **options).result()  # batch 6 has all keys of batch 0
+    last = {"k": [*items[0]["k"], "new"], "v": [*items[0]["v"], 20.0]}  # it has all keys of batch 0, and another one
+    stream(two, [*items, last], cell, **options).result()
     by_rank = two.values("sums")
     found = {key: each for sums in by_rank for key, each in sums.items()}
     assert sum(map(len, by_rank)) == len(found)
     assert all(by_rank)
+    assert found.pop("new") == (20.0, [6])
     assert found.keys() == set(items[0]["k"])
     for key, (total, ids) in found.items():
         more = sum(v for k, v in zip(items[0]["k"], items[0]["v"], strict=True) if k == key)
@@ -378,14 +396,16 @@ def test_errors_with_spark(two: WarmRing, spark: Any, files: Path, tmp_path: Pat
     with pytest.raises(DataError, match=r"`items` is not a streaming DataFrame: make one with spark.readStream"):
         stream(two, spark.range(3))
     with pytest.raises(RunFailed, match="ValueError: bad"):
-        stream(two, streaming(spark, files), "raise ValueError('bad')").result()
+        saved = str(tmp_path / "saved")
+        stream(two, streaming(spark, files), f"{TRAIN}raise ValueError('bad')", checkpoint_dir=saved).result()
     failing = streaming(spark, files).selectExpr("x", "assert_true(n < 1) as ok")
     with pytest.raises(DataError, match=r"(?s)Spark .*"):
         stream(two, failing).result()
-    run = stream(two, streaming(spark, files), checkpoint_dir=str(tmp_path / "saved"))
+    run = stream(two, streaming(spark, files), checkpoint_dir=saved, resume=True)
     until(trained(run, 1), "a batch")
     run.stop()
+    assert run.result().saved == run.record.stream.last.batch_id
     (kept,) = (tmp_path / "saved").glob("_stream-*")
     kept.rename(tmp_path / "moved")
     with pytest.raises(CheckpointError, match=r"Spark's part of the checkpoint, .* is missing"):
-        stream(two, streaming(spark, files), checkpoint_dir=str(tmp_path / "saved"))
+        stream(two, streaming(spark, files), checkpoint_dir=saved)

@@ -12,7 +12,8 @@ import cloudpickle
 
 from sparkring.capture.names import global_names, names_read
 from sparkring.checkpointing import parts, tree
-from sparkring.checkpointing.store import Store, checkpoints, restore_shards
+from sparkring.checkpointing.entries import INITIAL
+from sparkring.checkpointing.store import Store, checkpoints, restore_shards, save_batch
 from sparkring.data.keys import as_key, owner_of
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
@@ -24,7 +25,7 @@ class StreamState:
 
     `names` are the names of the variables that the user has given; if there are none, begin() chooses them. `keep` and
     `sharded` have the same meanings as in checkpoints(). If `saves` is false, nothing is saved. The step of a
-    checkpoint is the number of the last micro-batch that the checkpoint includes.
+    checkpoint is the number of the last micro-batch that the checkpoint includes, or INITIAL if it includes none.
 
     If there is a model for each key, the values of the columns `by` (--by), of_key() gives the variables the values for
     a key. Each key begins with copies of the values that the variables had when the stream began. Checkpoints have
@@ -45,19 +46,19 @@ class StreamState:
         self._pickled = b""  # the same values
         self._of_keys: dict[Any, dict[str, Any]] = {}
 
-    def begin(self, source: str, namespace: dict[str, Any], bound: Collection[str]) -> tuple[int | None, str]:
+    def begin(self, source: str, namespace: dict[str, Any], bound: Collection[str]) -> tuple[int, str]:
         """Choose the state of a cell, and restore the checkpoint that the run continues from, if there is one.
 
         `bound` are the names that a rank binds before the cell runs; they are never part of the state. Return the step
-        of the checkpoint, or None, and the position of the stream. Raises CheckpointError if there is no state, or if
-        it cannot be saved or restored.
+        of the checkpoint, or INITIAL, and the position of the stream. Raises CheckpointError if there is no state, or
+        if it cannot be saved or restored.
         """
         self._namespace = namespace
         self.names = self.names or tuple(_state_of(source, namespace, bound))
         if self._by:
             self._begin_keys_with(self._values())
         if not self._saves:
-            return None, ""
+            return INITIAL, ""
         if not self.names:
             raise CheckpointError(
                 "the cell uses no model, optimizer or other value that a checkpoint could save: name the variables "
@@ -66,7 +67,7 @@ class StreamState:
         self._store = checkpoints(keep=self._keep, sharded=self._sharded, background=False)
         if not here().resume:
             self._check()
-            return None, ""
+            return INITIAL, ""
         return self._restore(self._store)
 
     def _restore(self, store: Store) -> tuple[int, str]:
@@ -137,7 +138,7 @@ class StreamState:
     def save(self, step: int, position: str) -> None:
         """Save the state as the checkpoint of `step`, if there is a directory of checkpoints. All ranks call this."""
         if self._store is not None:
-            self._store.save(step, self._state(position))
+            save_batch(self._store, step, self._state(position))
 
     def _state(self, position: str) -> dict[str, Any]:
         if not self._by:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.checkpointing.entries import Last
+from sparkring.checkpointing.entries import INITIAL, Last
 from sparkring.checkpointing.stream_state import StreamState
 from sparkring.data.keys import KeyedRows, shares_by_key
 from sparkring.data.micro_batches import Rows, share_of
@@ -104,7 +104,11 @@ class Ring:
         self.state: tuple[str, ...] = ()
 
     def begin(self, described: str) -> Begun:
-        """Begin on the ranks that are up: choose the state, and restore the last checkpoint if there is one."""
+        """Begin on the ranks that are up: choose the state, and restore the last checkpoint.
+
+        If there is none, save the initial state. If the cell then fails before the next checkpoint, a later run can
+        begin with it, in place of weights that some of the batches have changed.
+        """
         last = Last()
         if self._directory is not None:
             record = self._recorder.record
@@ -130,9 +134,10 @@ class Ring:
                 f"{', '.join(answers[unlike[0]].state)}: name the variables to save, as in --state model,optimizer."
             )
         self.state = begun.state
-        self._recorder.add([
-            events.StreamBegan(time.time(), described, begun.state, begun.restored, options.save_every)
-        ])  # fmt: skip
+        saved = begun.restored if begun.restored >= 0 else None
+        self._recorder.add([events.StreamBegan(time.time(), described, begun.state, saved, options.save_every)])
+        if self._directory is not None and not last.name:
+            self.save(INITIAL, "")
         return begun
 
     def train(self, batch_id: int, part: int, rows: Rows, position: str, *, save: bool) -> tuple[Trained, float]:

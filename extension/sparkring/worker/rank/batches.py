@@ -41,11 +41,11 @@ class Begin(NamedTuple):
 class Begun(NamedTuple):
     """Answer to Begin: the names of the state, and the batch and the position of the checkpoint that was restored.
 
-    If there was no checkpoint, `restored` is None.
+    If the ranks have trained on no batch before, `restored` is -1.
     """
 
     state: tuple[str, ...] = ()
-    restored: int | None = None
+    restored: int = -1
     position: str = ""
 
 
@@ -63,7 +63,7 @@ class Train(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Order to save the state after a micro-batch on which the ranks have trained, because the stream ends."""
+    """Order to save the state after a micro-batch on which the ranks have trained; -1 stands for the initial state."""
 
     batch_id: int
     position: str
