@@ -125,6 +125,15 @@ def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) ->
 
 
 @pytest.mark.any_launcher
+def test_a_slow_rank_does_not_hold_up_the_save(two: WarmRing, tmp_path: Path) -> None:
+    """Ranks that save a state of their own begin to save when all of them have trained."""
+    two.cell("import time; from sparkring.checkpointing import writing; writing.OTHERS_LIMIT_S = 0.2")
+    run = stream(two, batches(1), "time.sleep(rank); w = w + 1", checkpoint_dir=str(tmp_path))
+    assert run.result().saved == 0
+    assert run.record.stream.saving_s < 0.5 < run.record.stream.training_s
+
+
+@pytest.mark.any_launcher
 def test_a_corrected_cell_begins_with_the_initial_state(two: WarmRing, tmp_path: Path) -> None:
     """Batches that the cell had trained on before it failed count once, although none of them had been saved."""
     saved = {"checkpoint_dir": str(tmp_path), "save_every": 10, "resume": True}
@@ -395,8 +404,8 @@ def test_errors_with_spark(two: WarmRing, spark: Any, files: Path, tmp_path: Pat
     """A batch DataFrame is refused, an error of the query or of the cell is told, and a lost part of a checkpoint."""
     with pytest.raises(DataError, match=r"`items` is not a streaming DataFrame: make one with spark.readStream"):
         stream(two, spark.range(3))
+    saved = str(tmp_path / "saved")
     with pytest.raises(RunFailed, match="ValueError: bad"):
-        saved = str(tmp_path / "saved")
         stream(two, streaming(spark, files), f"{TRAIN}raise ValueError('bad')", checkpoint_dir=saved).result()
     failing = streaming(spark, files).selectExpr("x", "assert_true(n < 1) as ok")
     with pytest.raises(DataError, match=r"(?s)Spark .*"):

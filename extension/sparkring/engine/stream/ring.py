@@ -101,6 +101,7 @@ class Ring:
         gang.stream = recorder.record.run_id  # at once, so that the gang is not given to another stream
         self._past: PastCells = gang.past
         self._attempt = 0
+        self._sharded = options.sharded or bool(options.by)  # each key belongs to one rank
         self.state: tuple[str, ...] = ()
 
     def begin(self, described: str) -> Begun:
@@ -121,7 +122,7 @@ class Ring:
         state = StreamState(
             options.state,
             options.keep,
-            sharded=options.sharded or bool(options.by),  # each key belongs to one rank
+            sharded=self._sharded,
             saves=self._directory is not None,
             by=options.by,
         )
@@ -141,22 +142,28 @@ class Ring:
         return begun
 
     def train(self, batch_id: int, part: int, rows: Rows, position: str, *, save: bool) -> tuple[Trained, float]:
-        """Train on a part of a micro-batch. Return the longest times of the ranks, and the time for sending, in s."""
+        """Train on a part of a micro-batch. Return the longest times of the ranks, and the time for sending, in s.
+
+        If each rank saves a state of its own, they save when all of them have trained. Rank 0 waits for the files of
+        the others, so otherwise it would have to wait, and would be shown as saving, while a slower rank is training.
+        """
         began = time.perf_counter()
         size, nulls = self._gang.gang.size, rows.with_nulls()
         by = self._options.by
         shares: Sequence[Rows | KeyedRows] = (
             shares_by_key(rows, by, size) if by else [share_of(rows, size, rank) for rank in range(size)]
         )
-        parts = {rank: _packed(Train(batch_id, share, nulls, position, save)) for rank, share in enumerate(shares)}
-        answers = self._execute((), parts, seed_of(seed_of(self._options.seed, batch_id), part)).values()
-        took_s = time.perf_counter() - began
-        longest = Trained(*(max(times) for times in zip(*answers, strict=True)))
-        return longest, max(0.0, took_s - sum(longest))
+        at_once = save and not self._sharded
+        parts = {rank: _packed(Train(batch_id, share, nulls, position, at_once)) for rank, share in enumerate(shares)}
+        longest = _longest(self._execute((), parts, seed_of(seed_of(self._options.seed, batch_id), part)))
+        sending_s = max(0.0, time.perf_counter() - began - sum(longest))
+        if save and self._sharded:
+            longest = longest._replace(saving_s=self.save(batch_id, position))
+        return longest, sending_s
 
-    def save(self, batch_id: int, position: str) -> None:
-        """Save the state after the micro-batch `batch_id`, on which the ranks have trained."""
-        self._execute(_packed(Save(batch_id, position)), {}, 0)
+    def save(self, batch_id: int, position: str) -> float:
+        """Save the state after the micro-batch `batch_id`. Return the longest time that a rank took, in seconds."""
+        return _longest(self._execute(_packed(Save(batch_id, position)), {}, 0)).saving_s
 
     def replace(self, lost: Lost, described: str) -> Begun:
         """Start a new gang in place of the one that was lost, run the cells that the stream needs, and begin again.
@@ -249,6 +256,10 @@ class StreamEnding:
     def __call__(self) -> bool:
         self.look()
         return self.asked
+
+
+def _longest(answers: Mapping[int, Trained]) -> Trained:
+    return Trained(*(max(times) for times in zip(*answers.values(), strict=True)))
 
 
 def _packed(order: Begin | Train | Save) -> messages.Buffers:
