@@ -105,19 +105,37 @@ class Ring:
         self.state: tuple[str, ...] = ()
 
     def begin(self, described: str) -> Begun:
-        """Begin on the ranks that are up: choose the state, and restore the last checkpoint.
+        """Begin on the ranks that are up: choose the state, and restore the last checkpoint that is not damaged.
 
-        If there is none, save the initial state. If the cell then fails before the next checkpoint, a later run can
-        begin with it, in place of weights that some of the batches have changed.
+        If there is no checkpoint, save the initial state. If the cell then fails before the next checkpoint, a later
+        run can begin with it, in place of weights that some of the batches have changed. Raises CheckpointError if all
+        checkpoints are damaged.
         """
-        last = Last()
-        if self._directory is not None:
+        if self._directory is None:
+            return self._begin(described, Last())
+        last = self._directory.last(self._recorder.record)
+        while True:
             record = self._recorder.record
-            last = self._directory.last(record)
             self._here = self._directory.here(record, last)
             self._attempt += 1
             started = events.AttemptStarted(time.time(), self._attempt, record.size, last.name, last.step)
             self._recorder.add([started])
+            try:
+                return self._begin(described, last)
+            except Ended as error:
+                found = [each.saved.name for each in self._recorder.record.checkpoints if each.state == "damaged"]
+                if isinstance(error, Lost) or last.name not in found:
+                    raise
+                outcome = error.outcome
+            self._recorder.add([events.AttemptEnded(time.time(), self._attempt, outcome.reason, outcome.rank)])
+            last = self._directory.last(self._recorder.record)
+            if not last.name:
+                raise CheckpointError(
+                    f"all checkpoints in {self._options.checkpoint_dir} are damaged: restore their files, or run the "
+                    "cells that define the state again, and then the stream's cell with --fresh."
+                )
+
+    def _begin(self, described: str, last: Last) -> Begun:
         options = self._options
         state = StreamState(
             options.state,
@@ -134,11 +152,11 @@ class Ring:
                 f"the state of rank 0 is {', '.join(begun.state)}, but that of rank {unlike[0]} is "
                 f"{', '.join(answers[unlike[0]].state)}: name the variables to save, as in --state model,optimizer."
             )
+        if self._directory is not None and not last.name:
+            self.save(INITIAL, "")
         self.state = begun.state
         saved = begun.restored if begun.restored >= 0 else None
         self._recorder.add([events.StreamBegan(time.time(), described, begun.state, saved, options.save_every)])
-        if self._directory is not None and not last.name:
-            self.save(INITIAL, "")
         return begun
 
     def train(self, batch_id: int, part: int, rows: Rows, position: str, *, save: bool) -> tuple[Trained, float]:

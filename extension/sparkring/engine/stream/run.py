@@ -193,6 +193,9 @@ class StreamRun:
             if prepared.directory is not None and (found := prepared.directory.words(time.time())):
                 recorder.notice(found)
             begun: Begun = self._surviving(lambda: self._ring.begin(prepared.source.described))
+            if begun.restored < self._done:  # newer checkpoints are damaged
+                prepared.source.check(begun.restored)
+            self._done = self._saved = begun.restored
             prepared.source.run(self._done, begun.position, self._train, self._ending)
             self._save_the_rest()
         except Ended as error:
