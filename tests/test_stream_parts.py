@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from waiting import until
 
@@ -17,6 +18,7 @@ from sparkring.checkpointing.stream_state import StreamState, _state_of
 from sparkring.data.keys import shares_by_key
 from sparkring.data.micro_batches import ArrayRows, ArrowRows, Piece, Rows, StoredRows, as_ipc, parts_of, share_of
 from sparkring.data.spark_streams import waiting_rows
+from sparkring.data.watch import FOOTERS, watch
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.past_cells import CELL_BYTES, PastCells
 from sparkring.engine.stream.sources import IteratorSource, MicroBatch
@@ -201,6 +203,22 @@ def test_the_rows_that_wait_in_the_sources() -> None:
     for sources in ([kafka, rate], [files], []):
         assert waiting_rows({"sources": sources}) is None
     assert waiting_rows(None) is None
+
+
+def test_the_rows_that_wait_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only some files are opened at a time. The number of rows is then an estimate, and later exact."""
+    for number in range(2 * FOOTERS):
+        pq.write_table(pa.table({"x": range(3 if number < FOOTERS else 4)}), tmp_path / f"{number:02}.parquet")
+    opened, read = [], pq.read_metadata
+    monkeypatch.setattr(pq, "read_metadata", lambda file: opened.append(file) or read(file))
+    folder = watch(tmp_path / "*.parquet")
+    assert [(folder.backlog_rows(), len(opened)) for _ in range(3)] == [
+        (6 * FOOTERS, FOOTERS),
+        (7 * FOOTERS, 2 * FOOTERS),
+        (7 * FOOTERS, 2 * FOOTERS),
+    ]
+    folder.resume(each.name for each in tmp_path.iterdir())
+    assert folder.backlog_rows() == 0
 
 
 class _Model:
