@@ -5,24 +5,29 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from waiting import until
 
-from sparkring.checkpointing.stream_state import _state_of
+from sparkring.checkpointing.stream_state import StreamState, _state_of
 from sparkring.data.keys import shares_by_key
 from sparkring.data.micro_batches import ArrayRows, ArrowRows, Piece, Rows, StoredRows, as_ipc, parts_of, share_of
 from sparkring.data.spark_streams import waiting_rows
+from sparkring.data.watch import FOOTERS, watch
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.past_cells import CELL_BYTES, PastCells
 from sparkring.engine.stream.sources import IteratorSource, MicroBatch
 from sparkring.errors import DataError, OptionsError
 from sparkring.gangs.execution import Execution, Request
 from sparkring.notebook import stream
+from sparkring.runtime import resume_point
 from sparkring.runtime.fair_lock import FairLock
+from sparkring.runtime.resume_point import Here
 from sparkring.wire.messages import Run
 
 
@@ -200,6 +205,22 @@ def test_the_rows_that_wait_in_the_sources() -> None:
     assert waiting_rows(None) is None
 
 
+def test_the_rows_that_wait_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only some files are opened at a time. The number of rows is then an estimate, and later exact."""
+    for number in range(2 * FOOTERS):
+        pq.write_table(pa.table({"x": range(3 if number < FOOTERS else 4)}), tmp_path / f"{number:02}.parquet")
+    opened, read = [], pq.read_metadata
+    monkeypatch.setattr(pq, "read_metadata", lambda file: opened.append(file) or read(file))
+    folder = watch(tmp_path / "*.parquet")
+    assert [(folder.backlog_rows(), len(opened)) for _ in range(3)] == [
+        (6 * FOOTERS, FOOTERS),
+        (7 * FOOTERS, 2 * FOOTERS),
+        (7 * FOOTERS, 2 * FOOTERS),
+    ]
+    folder.resume(each.name for each in tmp_path.iterdir())
+    assert folder.backlog_rows() == 0
+
+
 class _Model:
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -214,6 +235,78 @@ def test_the_choice_of_the_state() -> None:
     namespace |= {"counts": {}, "count": 0, "fixed": np.zeros(3)}
     cell = "step()\nseen += 1\ncounts['a'] = fixed.sum() * lr\nloss = 1\nbatch = batch"
     assert list(_state_of(cell, namespace, ("batch",))) == ["count", "counts", "model", "seen"]
+
+
+class Checkpoints:
+    """Lets a single process act as a rank with a directory of checkpoints, from one attempt to the next."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        self._here = Here()
+        monkeypatch.setattr(resume_point, "_current", self._here)
+
+    def begin(
+        self, names: tuple[str, ...], namespace: dict[str, Any], by: tuple[str, ...] = (), cell: str = ""
+    ) -> StreamState:
+        """Begin a stream, and restore the newest checkpoint, if there is one."""
+        newest = max(self._folder.glob("*/commit.json"), key=lambda file: file.parent.name[9:], default=None)
+        resume = "" if newest is None else newest.parent.name
+        self._here = Here(str(self._folder), 10**12 + self._here.stamp % 10**12 + 1, resume, "lineage")
+        resume_point.enter(self._here)
+        state = StreamState(names, None, sharded=bool(by), saves=True, by=by)
+        state.begin(cell, namespace, ())
+        return state
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoints:
+    return Checkpoints(tmp_path, monkeypatch)
+
+
+def count(state: StreamState, namespace: dict[str, Any], keys: str) -> dict[str, Any]:
+    """Add 1 to `w` for each of the keys. Return the value of `w` that each key has then."""
+    found = {}
+    for key in keys:
+        with state.of_key(key):
+            namespace["w"] = namespace["w"] + 1
+            found[key] = namespace["w"]
+    return found
+
+
+def test_new_keys_begin_with_the_first_values(saved: Checkpoints) -> None:
+    """So they do in another stream on the same gang, even after an error, and in one that continues on a new gang."""
+    namespace: dict[str, Any] = {"w": 0}
+    first = saved.begin(("w",), namespace, ("k",))
+    assert count(first, namespace, "aab") == {"a": 2, "b": 1}
+    with pytest.raises(ZeroDivisionError), first.of_key("a"):
+        namespace["w"] = 1 / 0
+    assert namespace["w"] == 0
+    first.save(0, "")
+    later: dict[str, Any] = {"w": 100}
+    assert count(saved.begin(("w",), later, ("k",)), later, "ac") == {"a": 3, "c": 1}
+    assert later["w"] == 100
+
+
+def test_a_changed_state_of_keys(saved: Checkpoints) -> None:
+    """Names that are new in the state begin with their own values for each key. Names that it had are forgotten."""
+    namespace: dict[str, Any] = {"w": 0, "old": 0}
+    state = saved.begin(("w", "old"), namespace, ("k",))
+    count(state, namespace, "ab")
+    state.save(0, "")
+    namespace = {"w": 0, "new": 0}
+    state = saved.begin(("w", "new"), namespace, ("k",))
+    for key in "ab":
+        with state.of_key(key):
+            assert namespace == {"w": 1, "new": 0}
+            namespace["new"] = 5
+
+
+def test_a_changed_state(saved: Checkpoints) -> None:
+    state = saved.begin(("w", "old"), {"w": 1, "old": 1})
+    state.save(0, "")
+    namespace: dict[str, Any] = {"w": 0, "new": 0}
+    saved.begin(("w", "new"), namespace)
+    assert namespace == {"w": 1, "new": 0}
 
 
 # ── Iterators that the notebook holds ────────────────────────────────────────────────────────────────────────────────

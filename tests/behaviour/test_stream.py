@@ -100,7 +100,7 @@ def test_each_batch_counts_once_although_ranks_are_killed(two: WarmRing, tmp_pat
 
 @pytest.mark.any_launcher
 def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) -> None:
-    """After Stop, the same cell passes over what a checkpoint has. A changed cell is refused."""
+    """After Stop, the same cell passes over what a checkpoint has, if it is not damaged. A changed cell is refused."""
     first = stream(two, batches(10, pause_s=0.05), checkpoint_dir=str(tmp_path), save_every=4)
     until(trained(first, 3), "three batches")
     first.stop()
@@ -112,6 +112,13 @@ def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) ->
     second = stream(two, batches(10), checkpoint_dir=str(tmp_path)).result()
     assert result.batches + second.batches == 10
     assert two.values("ids") == [list(range(10))] * 2
+    newest = max((tmp_path / name for name in os.listdir(tmp_path)), key=lambda each: each.name[9:])
+    damaged = newest / "rank-1.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    third = stream(two, batches(10), checkpoint_dir=str(tmp_path)).result()  # it continues after the one before that
+    assert third.batches == 1
+    assert [each.checkpoint == newest.name for each in third.record.attempts] == [True, False]
+    assert two.values("ids") == [list(range(10))] * 2
     two.cell(SETUP)
     lasting = batches(10, pause_s=0.05)  # a generator that two streams share
     part = stream(two, lasting, checkpoint_dir=str(tmp_path / "shared"))
@@ -120,8 +127,34 @@ def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) ->
     rest = stream(two, lasting, checkpoint_dir=str(tmp_path / "shared")).result()
     assert part.result().batches + rest.batches == 10
     assert two.values("ids") == [list(range(10))] * 2
+    for each in (tmp_path / "shared").glob("*/rank-0.safetensors"):
+        each.write_bytes(each.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged: restore their files, or"):
+        stream(two, batches(10), checkpoint_dir=str(tmp_path / "shared")).result()
     with pytest.raises(CheckpointError, match="the cell has changed"):
         stream(two, batches(10), TRAIN + "w += 1", checkpoint_dir=str(tmp_path))
+
+
+@pytest.mark.any_launcher
+def test_a_slow_rank_does_not_hold_up_the_save(two: WarmRing, tmp_path: Path) -> None:
+    """Ranks that save a state of their own begin to save when all of them have trained."""
+    two.cell("import time; from sparkring.checkpointing import writing; writing.OTHERS_LIMIT_S = 0.8")
+    run = stream(two, batches(1), "time.sleep(1.5 * rank); w = w + 1", checkpoint_dir=str(tmp_path))
+    assert run.result().saved == 0
+    assert run.record.stream.saving_s < 1.0 < run.record.stream.training_s
+
+
+@pytest.mark.any_launcher
+def test_a_corrected_cell_begins_with_the_initial_state(two: WarmRing, tmp_path: Path) -> None:
+    """Batches that the cell had trained on before it failed count once, although none of them had been saved."""
+    saved = {"checkpoint_dir": str(tmp_path), "save_every": 10, "resume": True}
+    with pytest.raises(RunFailed, match=r"(?s)ValueError: bad.*The state before the first batch is saved in .*: run"):
+        stream(two, batches(5), TRAIN + "if batch_id == 3: raise ValueError('bad')", **saved).result()
+    again = stream(two, batches(5), TRAIN, **saved)
+    assert again.result().saved == 4
+    assert again.record.stream.began.saved is None
+    assert again.record.notices[0].text.startswith("continues from the initial state, saved")
+    assert two.values("ids, seen") == [(list(range(5)), 25), (list(range(5)), 30)]
 
 
 @pytest.mark.any_launcher
@@ -251,8 +284,11 @@ def test_watch_yields_each_file_once(two: WarmRing, tmp_path: Path) -> None:
         return sparkring.watch(f"{folder}/*.parquet", every_s=0.02)
 
     cell = "ids = [*ids, batch['x'][0, 0]]"
-    first = stream(two, watched(), cell, checkpoint_dir=str(tmp_path / "saved"))
     add(1)
+    same = watched()
+    with pytest.raises(RunFailed, match="ValueError: bad"):  # no checkpoint has the file, so it is used again
+        stream(two, same, cell + "; raise ValueError('bad')", checkpoint_dir=str(tmp_path / "saved")).result()
+    first = stream(two, same, cell, checkpoint_dir=str(tmp_path / "saved"), resume=True)
     until(trained(first, 1), "a file")
     add(2)
     add(3)
@@ -292,11 +328,13 @@ def test_a_state_for_each_key(two: WarmRing, tmp_path: Path) -> None:
     warm_gang.stop()
     two.start(3).cell(SETUP)
     two.cell("w = np.ones(1); ids = []; sums = {}")
-    stream(two, [*items, items[0]], cell, **options).result()  # batch 6 has all keys of batch 0
+    last = {"k": [*items[0]["k"], "new"], "v": [*items[0]["v"], 20.0]}  # it has all keys of batch 0, and another one
+    stream(two, [*items, last], cell, **options).result()
     by_rank = two.values("sums")
     found = {key: each for sums in by_rank for key, each in sums.items()}
     assert sum(map(len, by_rank)) == len(found)
     assert all(by_rank)
+    assert found.pop("new") == (20.0, [6])
     assert found.keys() == set(items[0]["k"])
     for key, (total, ids) in found.items():
         more = sum(v for k, v in zip(items[0]["k"], items[0]["v"], strict=True) if k == key)
@@ -377,15 +415,17 @@ def test_errors_with_spark(two: WarmRing, spark: Any, files: Path, tmp_path: Pat
     """A batch DataFrame is refused, an error of the query or of the cell is told, and a lost part of a checkpoint."""
     with pytest.raises(DataError, match=r"`items` is not a streaming DataFrame: make one with spark.readStream"):
         stream(two, spark.range(3))
+    saved = str(tmp_path / "saved")
     with pytest.raises(RunFailed, match="ValueError: bad"):
-        stream(two, streaming(spark, files), "raise ValueError('bad')").result()
+        stream(two, streaming(spark, files), f"{TRAIN}raise ValueError('bad')", checkpoint_dir=saved).result()
     failing = streaming(spark, files).selectExpr("x", "assert_true(n < 1) as ok")
     with pytest.raises(DataError, match=r"(?s)Spark .*"):
         stream(two, failing).result()
-    run = stream(two, streaming(spark, files), checkpoint_dir=str(tmp_path / "saved"))
+    run = stream(two, streaming(spark, files), checkpoint_dir=saved, resume=True)
     until(trained(run, 1), "a batch")
     run.stop()
+    assert run.result().saved == run.record.stream.last.batch_id
     (kept,) = (tmp_path / "saved").glob("_stream-*")
     kept.rename(tmp_path / "moved")
     with pytest.raises(CheckpointError, match=r"Spark's part of the checkpoint, .* is missing"):
-        stream(two, streaming(spark, files), checkpoint_dir=str(tmp_path / "saved"))
+        stream(two, streaming(spark, files), checkpoint_dir=saved)

@@ -7,7 +7,7 @@ import difflib
 import time
 from collections.abc import Mapping
 
-from sparkring.checkpointing.entries import Entry
+from sparkring.checkpointing.entries import INITIAL, Entry
 from sparkring.history.describe import ago
 
 _LINES = 14
@@ -27,7 +27,8 @@ def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
 def saved_words(entry: Entry, now: float) -> str:
     """Describe a checkpoint, as in `step 120, saved 3 min ago`."""
     assert entry.commit is not None
-    return f"step {entry.step:,}, saved {ago(now - entry.commit.time)}"
+    what = "the initial state" if entry.step == INITIAL else f"step {entry.step:,}"
+    return f"{what}, saved {ago(now - entry.commit.time)}"
 
 
 def stamp_after(stamps: list[int]) -> int:

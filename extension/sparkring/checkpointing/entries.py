@@ -5,7 +5,8 @@
         commit.json                     written last, with sizes and digests: without it, the folder is not a checkpoint
 
 STAMP identifies the attempt that saved the checkpoint, and NUMBER counts the saves of this attempt from 0. Later
-attempts have larger stamps, so the newest checkpoint has the largest (STAMP, NUMBER), whatever its STEP.
+attempts have larger stamps, so the newest checkpoint has the largest (STAMP, NUMBER), whatever its STEP. The STEP of a
+stream is the last micro-batch that the checkpoint includes; for the state before the first one, it is -0000001.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any, Literal, NamedTuple
 State = Literal["committed", "partial", "corrupt"]
 
 COMMIT = "commit.json"
+INITIAL = -1  # the step of a checkpoint with the initial state of a stream
 TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # fsspec's names for a file's time
-_NAME = re.compile(r"(\d{8,})\.(\d{10,})-(\d+)")
+_NAME = re.compile(r"(\d{8,}|-0{6}1)\.(\d{10,})-(\d+)")
 
 
 class Name(NamedTuple):

@@ -129,12 +129,14 @@ class Store:
         This method first waits until the previous save is complete. Raises CheckpointError if a value cannot be saved,
         or if this save or the previous one could not be written.
         """
-        began = time.monotonic()
         _check_state(state)
         number = _whole(step, 0)
         if number is None:
             raise CheckpointError(f"step={step!r}: expected a whole number of at least 0.")
-        values = self._values(metrics or {})
+        self._save(number, state, self._values(metrics or {}))
+
+    def _save(self, number: int, state: dict[str, Any], values: dict[str, float]) -> None:
+        began = time.monotonic()
         self.wait()
         if values:
             self.history = [*self.history, (number, values)][-HISTORY:]
@@ -556,6 +558,11 @@ class Contents(NamedTuple):
         start = f"{which}/"
         leaves = {name.removeprefix(start): leaf for name, leaf in self.leaves.items() if name.startswith(start)}
         return tree.rebuild(self.state if which == "state" else self.random, leaves)
+
+
+def save_batch(store: Store, batch_id: int, state: dict[str, Any]) -> None:
+    """Save a state like store.save(). `batch_id` is a micro-batch, or INITIAL for the state before the first one."""
+    store._save(batch_id, state, {})
 
 
 def restore_shards(store: Store, put: Callable[[Any], None], room: Room) -> int:

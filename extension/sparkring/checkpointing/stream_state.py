@@ -12,7 +12,8 @@ import cloudpickle
 
 from sparkring.capture.names import global_names, names_read
 from sparkring.checkpointing import parts, tree
-from sparkring.checkpointing.store import Store, checkpoints, restore_shards
+from sparkring.checkpointing.entries import INITIAL
+from sparkring.checkpointing.store import Store, checkpoints, restore_shards, save_batch
 from sparkring.data.keys import as_key, owner_of
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
@@ -24,10 +25,11 @@ class StreamState:
 
     `names` are the names of the variables that the user has given; if there are none, begin() chooses them. `keep` and
     `sharded` have the same meanings as in checkpoints(). If `saves` is false, nothing is saved. The step of a
-    checkpoint is the number of the last micro-batch that the checkpoint includes.
+    checkpoint is the number of the last micro-batch that the checkpoint includes, or INITIAL if it includes none.
 
     If there is a model for each key, the values of the columns `by` (--by), of_key() gives the variables the values for
-    a key. Each key begins with copies of the values that the variables have when the stream begins.
+    a key. Each key begins with copies of the values that the variables had when the stream began. Checkpoints have
+    these values, so that they are also used by runs that continue.
     """
 
     def __init__(
@@ -40,22 +42,23 @@ class StreamState:
         self._by = by
         self._namespace: dict[str, Any] = {}
         self._store: Store | None = None
-        self._first = b""  # the values with which each key begins, pickled
+        self._first: dict[str, Any] = {}  # the values with which each key begins
+        self._pickled = b""  # the same values
         self._of_keys: dict[Any, dict[str, Any]] = {}
 
-    def begin(self, source: str, namespace: dict[str, Any], bound: Collection[str]) -> tuple[int | None, str]:
+    def begin(self, source: str, namespace: dict[str, Any], bound: Collection[str]) -> tuple[int, str]:
         """Choose the state of a cell, and restore the checkpoint that the run continues from, if there is one.
 
         `bound` are the names that a rank binds before the cell runs; they are never part of the state. Return the step
-        of the checkpoint, or None, and the position of the stream. Raises CheckpointError if there is no state, or if
-        it cannot be saved or restored.
+        of the checkpoint, or INITIAL, and the position of the stream. Raises CheckpointError if there is no state, or
+        if it cannot be saved or restored.
         """
         self._namespace = namespace
         self.names = self.names or tuple(_state_of(source, namespace, bound))
         if self._by:
-            self._first = cloudpickle.dumps(self._values())
+            self._begin_keys_with(self._values())
         if not self._saves:
-            return None, ""
+            return INITIAL, ""
         if not self.names:
             raise CheckpointError(
                 "the cell uses no model, optimizer or other value that a checkpoint could save: name the variables "
@@ -64,7 +67,7 @@ class StreamState:
         self._store = checkpoints(keep=self._keep, sharded=self._sharded, background=False)
         if not here().resume:
             self._check()
-            return None, ""
+            return INITIAL, ""
         return self._restore(self._store)
 
     def _restore(self, store: Store) -> tuple[int, str]:
@@ -79,15 +82,33 @@ class StreamState:
                 parts.check_shared(state, saved)
                 return
             state["position"] = saved["position"]
+            if "first" in saved:  # earlier versions did not save it
+                self._begin_keys_with(self._of_key(saved["first"], "the state of new keys"))
             for number, key in enumerate(map(as_key, parts.plain(saved["keys"]))):
                 if owner_of(key, size) == rank:
-                    values, tree = cloudpickle.loads(self._first), saved["state"][str(number)]
-                    self._of_keys[key] = parts.put_back(values, tree, f"the state of {key!r}")
-                    parts.check_shared(self._of_keys[key], tree)
+                    self._of_keys[key] = self._of_key(saved["state"][str(number)], f"the state of {key!r}")
 
         step = restore_shards(store, put, {} if self._by else parts.memory_of(state))
-        self._namespace.update(state.get("state", {}))
+        restored = state.get("state", {})  # it also has the names that are no longer part of the state
+        self._namespace.update((name, restored[name]) for name in self.names if name in restored)
         return step, state["position"]
+
+    def _begin_keys_with(self, values: dict[str, Any]) -> None:
+        """Let each new key begin with copies of these values. Other cells may change the values themselves later."""
+        self._pickled = cloudpickle.dumps(values)
+        self._first = self._copies()
+
+    def _copies(self) -> dict[str, Any]:
+        # Unpickling is safe: this process has pickled the values itself.
+        copies: dict[str, Any] = cloudpickle.loads(self._pickled)
+        return copies
+
+    def _of_key(self, saved: dict[str, Any], called: str) -> dict[str, Any]:
+        """Return the saved values for a key. A name that the checkpoint lacks has the value of a new key."""
+        values = self._copies()
+        restored = parts.put_back(dict(values), saved, called)
+        parts.check_shared(restored, saved)
+        return {name: restored[name] if name in restored else values[name] for name in self.names}
 
     def _check_by(self, by: tuple[str, ...]) -> None:
         """Raise CheckpointError if a checkpoint has the state of a stream with other columns in --by."""
@@ -106,21 +127,25 @@ class StreamState:
         if not self._by:
             yield
             return
-        # Unpickling is safe: this process has pickled the values itself.
-        self._namespace.update(self._of_keys.get(key) or cloudpickle.loads(self._first))
-        yield
-        self._of_keys[key] = self._values()
+        others = self._values()
+        self._namespace.update(self._of_keys.get(key) or self._copies())
+        try:
+            yield
+            self._of_keys[key] = self._values()
+        finally:
+            self._namespace.update(others)  # if the gang is used for another stream, its keys begin with these values
 
     def save(self, step: int, position: str) -> None:
         """Save the state as the checkpoint of `step`, if there is a directory of checkpoints. All ranks call this."""
         if self._store is not None:
-            self._store.save(step, self._state(position))
+            save_batch(self._store, step, self._state(position))
 
     def _state(self, position: str) -> dict[str, Any]:
         if not self._by:
             return {"state": self._values(), "position": position}
         values = {str(number): each for number, each in enumerate(self._of_keys.values())}
-        return {"state": values, "by": list(self._by), "keys": list(self._of_keys), "position": position}
+        keys = {"by": list(self._by), "keys": list(self._of_keys), "first": self._first}
+        return {"state": values, **keys, "position": position}
 
     def _values(self) -> dict[str, Any]:
         missing = [name for name in self.names if name not in self._namespace]

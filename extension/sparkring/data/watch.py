@@ -11,6 +11,7 @@ from typing import Any
 from sparkring.errors import OptionsError
 from sparkring.runtime.storage import Location, locate
 
+FOOTERS = 10  # the most files whose rows are counted between two batches; each may take a while on remote storage
 FORGET_AFTER_S = 600.0  # a file that has been yielded is forgotten when it has been missing for this long
 
 
@@ -18,7 +19,8 @@ class Watch:
     """Yields the paths of files that match a pattern, the oldest first, and waits for more. Made by watch().
 
     given() returns the files that have been yielded and still exist, and resume() sets them, so that they are not
-    yielded again. backlog_rows() returns the number of rows in the Parquet files that are waiting.
+    yielded again. backlog_rows() returns the number of rows in the Parquet files that are waiting. If many files are
+    waiting, their number of rows is estimated from those of some of them.
     """
 
     def __init__(self, folder: Location, pattern: str, every_s: float, timeout_s: float | None) -> None:
@@ -68,14 +70,15 @@ class Watch:
         import pyarrow.parquet as pq
 
         waiting = self._found().keys() - self._given
-        for name in waiting - self._rows.keys():
+        for name in sorted(waiting - self._rows.keys())[:FOOTERS]:
             file = self._folder / name
             try:
                 with file.fs.open(file.path, "rb") as opened:
                     self._rows[name] = pq.read_metadata(opened).num_rows
             except Exception:  # the file is not complete yet, or has been removed; fsspec's packages raise any error
                 return None
-        return sum(self._rows[name] for name in waiting)
+        known = [self._rows[name] for name in waiting if name in self._rows]
+        return round(sum(known) / len(known) * len(waiting)) if known else 0
 
     def _found(self) -> dict[str, tuple[float, int]]:
         """Return the modification time and the size of each file that matches the pattern."""

@@ -303,7 +303,9 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.DataRead():
             return _told(record, event, readings=tuple(_read(each, event) for each in rank.readings))
         case events.CheckpointSaved():
-            stream = record.stream and record.stream._replace(saved=event.step)
+            stream = record.stream
+            if stream is not None and event.step >= 0:  # it is -1 for the state before the first batch
+                stream = stream._replace(saved=event.step)
             return _saved(_told(record, event)._replace(stream=stream), event)
         case events.CheckpointFailed():
             text = f"the checkpoint of step {event.step:,} could not be saved in {event.folder}: {event.reason}"

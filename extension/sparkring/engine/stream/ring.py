@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.checkpointing.entries import Last
+from sparkring.checkpointing.entries import INITIAL, Last
 from sparkring.checkpointing.stream_state import StreamState
 from sparkring.data.keys import KeyedRows, shares_by_key
 from sparkring.data.micro_batches import Rows, share_of
@@ -101,23 +101,46 @@ class Ring:
         gang.stream = recorder.record.run_id  # at once, so that the gang is not given to another stream
         self._past: PastCells = gang.past
         self._attempt = 0
+        self._sharded = options.sharded or bool(options.by)  # each key belongs to one rank
         self.state: tuple[str, ...] = ()
 
     def begin(self, described: str) -> Begun:
-        """Begin on the ranks that are up: choose the state, and restore the last checkpoint if there is one."""
-        last = Last()
-        if self._directory is not None:
+        """Begin on the ranks that are up: choose the state, and restore the last checkpoint that is not damaged.
+
+        If there is no checkpoint, save the initial state. If the cell then fails before the next checkpoint, a later
+        run can begin with it, in place of weights that some of the batches have changed. Raises CheckpointError if all
+        checkpoints are damaged.
+        """
+        if self._directory is None:
+            return self._begin(described, Last())
+        last = self._directory.last(self._recorder.record)
+        while True:
             record = self._recorder.record
-            last = self._directory.last(record)
             self._here = self._directory.here(record, last)
             self._attempt += 1
             started = events.AttemptStarted(time.time(), self._attempt, record.size, last.name, last.step)
             self._recorder.add([started])
+            try:
+                return self._begin(described, last)
+            except Ended as error:
+                found = [each.saved.name for each in self._recorder.record.checkpoints if each.state == "damaged"]
+                if isinstance(error, Lost) or last.name not in found:
+                    raise
+                outcome = error.outcome
+            self._recorder.add([events.AttemptEnded(time.time(), self._attempt, outcome.reason, outcome.rank)])
+            last = self._directory.last(self._recorder.record)
+            if not last.name:
+                raise CheckpointError(
+                    f"all checkpoints in {self._options.checkpoint_dir} are damaged: restore their files, or run the "
+                    "cells that define the state again, and then the stream's cell with --fresh."
+                )
+
+    def _begin(self, described: str, last: Last) -> Begun:
         options = self._options
         state = StreamState(
             options.state,
             options.keep,
-            sharded=options.sharded or bool(options.by),  # each key belongs to one rank
+            sharded=self._sharded,
             saves=self._directory is not None,
             by=options.by,
         )
@@ -129,29 +152,36 @@ class Ring:
                 f"the state of rank 0 is {', '.join(begun.state)}, but that of rank {unlike[0]} is "
                 f"{', '.join(answers[unlike[0]].state)}: name the variables to save, as in --state model,optimizer."
             )
+        if self._directory is not None and not last.name:
+            self.save(INITIAL, "")
         self.state = begun.state
-        self._recorder.add([
-            events.StreamBegan(time.time(), described, begun.state, begun.restored, options.save_every)
-        ])  # fmt: skip
+        saved = begun.restored if begun.restored >= 0 else None
+        self._recorder.add([events.StreamBegan(time.time(), described, begun.state, saved, options.save_every)])
         return begun
 
     def train(self, batch_id: int, part: int, rows: Rows, position: str, *, save: bool) -> tuple[Trained, float]:
-        """Train on a part of a micro-batch. Return the longest times of the ranks, and the time for sending, in s."""
+        """Train on a part of a micro-batch. Return the longest times of the ranks, and the time for sending, in s.
+
+        If each rank saves a state of its own, they save when all of them have trained. Rank 0 waits for the files of
+        the others, so otherwise it would have to wait, and would be shown as saving, while a slower rank is training.
+        """
         began = time.perf_counter()
         size, nulls = self._gang.gang.size, rows.with_nulls()
         by = self._options.by
         shares: Sequence[Rows | KeyedRows] = (
             shares_by_key(rows, by, size) if by else [share_of(rows, size, rank) for rank in range(size)]
         )
-        parts = {rank: _packed(Train(batch_id, share, nulls, position, save)) for rank, share in enumerate(shares)}
-        answers = self._execute((), parts, seed_of(seed_of(self._options.seed, batch_id), part)).values()
-        took_s = time.perf_counter() - began
-        longest = Trained(*(max(times) for times in zip(*answers, strict=True)))
-        return longest, max(0.0, took_s - sum(longest))
+        at_once = save and not self._sharded
+        parts = {rank: _packed(Train(batch_id, share, nulls, position, at_once)) for rank, share in enumerate(shares)}
+        longest = _longest(self._execute((), parts, seed_of(seed_of(self._options.seed, batch_id), part)))
+        sending_s = max(0.0, time.perf_counter() - began - sum(longest))
+        if save and self._sharded:
+            longest = longest._replace(saving_s=self.save(batch_id, position))
+        return longest, sending_s
 
-    def save(self, batch_id: int, position: str) -> None:
-        """Save the state after the micro-batch `batch_id`, on which the ranks have trained."""
-        self._execute(_packed(Save(batch_id, position)), {}, 0)
+    def save(self, batch_id: int, position: str) -> float:
+        """Save the state after the micro-batch `batch_id`. Return the longest time that a rank took, in seconds."""
+        return _longest(self._execute(_packed(Save(batch_id, position)), {}, 0)).saving_s
 
     def replace(self, lost: Lost, described: str) -> Begun:
         """Start a new gang in place of the one that was lost, run the cells that the stream needs, and begin again.
@@ -244,6 +274,10 @@ class StreamEnding:
     def __call__(self) -> bool:
         self.look()
         return self.asked
+
+
+def _longest(answers: Mapping[int, Trained]) -> Trained:
+    return Trained(*(max(times) for times in zip(*answers.values(), strict=True)))
 
 
 def _packed(order: Begin | Train | Save) -> messages.Buffers:

@@ -192,9 +192,11 @@ class StreamRun:
         try:
             if prepared.directory is not None and (found := prepared.directory.words(time.time())):
                 recorder.notice(found)
-            begun = self._surviving(lambda: self._ring.begin(prepared.source.described))
-            position = begun.position if begun else ""
-            prepared.source.run(self._done, position, self._train, self._ending)
+            begun: Begun = self._surviving(lambda: self._ring.begin(prepared.source.described))
+            if begun.restored < self._done:  # newer checkpoints are damaged
+                prepared.source.check(begun.restored)
+            self._done = self._saved = begun.restored
+            prepared.source.run(self._done, begun.position, self._train, self._ending)
             self._save_the_rest()
         except Ended as error:
             record = close(recorder, error.outcome)
@@ -219,10 +221,11 @@ class StreamRun:
         if not self._options.checkpoint_dir:
             more = "The weights are lost. With --checkpoint-dir, new ranks would continue from the last checkpoint."
             more = more if self.prepared.spec.gang.ended else ""
-        elif self._saved < 0:
+        elif self._saved < 0 and not self._ring.state:
             more = f"No checkpoint has been saved in {self._options.checkpoint_dir} yet."
         else:
-            more = f"The state after batch {self._saved} is saved in {self._options.checkpoint_dir}"
+            which = f"after batch {self._saved}" if self._saved >= 0 else "before the first batch"
+            more = f"The state {which} is saved in {self._options.checkpoint_dir}"
             # If the run did not even begin, the same cell would fail again.
             more += ": run the cell again to continue from there." if self._ring.state else "."
         return replace(outcome, explanation="\n\n".join(filter(None, [outcome.explanation, more])))
@@ -358,10 +361,9 @@ class StreamRun:
         pause_s = min(PAUSE_S * 2.0 ** (self._replaced - 1), LONGEST_PAUSE_S)
         poll_until(self._ending, time.monotonic() + pause_s)
         begun = self._ring.replace(lost, self.prepared.source.described)
-        saved = -1 if begun.restored is None else begun.restored
-        if saved < self._saved:  # newer checkpoints are damaged, and the batches after the restored one are not kept
+        if begun.restored < self._saved:  # newer checkpoints are damaged, and the batches that follow are not kept
             raise Ended(lost.outcome)
         for batch in self._unsaved:
-            if saved < batch.batch_id <= self._done:
+            if begun.restored < batch.batch_id <= self._done:
                 self._carry_out(batch, save=False, replays=True)
         return begun

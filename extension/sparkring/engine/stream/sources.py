@@ -86,9 +86,9 @@ class IteratorSource:
         first = 0
         iterable = self._iterable
         if watch is not None:
-            if done >= 0:
+            if done >= 0 or self._options.checkpoint_dir:  # files that are not part of the state are used again
                 watch.resume(json.loads(position)["files"] if position else [])
-                first = done + 1
+            first = done + 1
             iterable = watch.files(available_now=self._options.available_now)
         elif done >= 0 and hasattr(iterable, "from_batch"):
             first = done + 1

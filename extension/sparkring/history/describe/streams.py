@@ -154,6 +154,8 @@ def step_noun(record: RunRecord) -> str:
 
 def continued(record: RunRecord, step: int) -> str:
     """Return where an attempt continues: `from step 120`, or `after batch 45` for a stream."""
+    if step < 0:  # a stream has saved its initial state, and nothing later
+        return "from the initial state"
     return f"from step {step:,}" if record.stream is None else f"after batch {step:,}"
 
 

@@ -41,11 +41,11 @@ class Begin(NamedTuple):
 class Begun(NamedTuple):
     """Answer to Begin: the names of the state, and the batch and the position of the checkpoint that was restored.
 
-    If there was no checkpoint, `restored` is None.
+    If the ranks have trained on no batch before, `restored` is -1.
     """
 
     state: tuple[str, ...] = ()
-    restored: int | None = None
+    restored: int = -1
     position: str = ""
 
 
@@ -63,18 +63,18 @@ class Train(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Order to save the state after a micro-batch on which the ranks have trained, because the stream ends."""
+    """Order to save the state after a micro-batch on which the ranks have trained; -1 stands for the initial state."""
 
     batch_id: int
     position: str
 
 
 class Trained(NamedTuple):
-    """Answer to Train: how long the rank took to read its rows, to run the cell and to save, in seconds."""
+    """Answer to Train and to Save: how long the rank took to read its rows, to run the cell and to save, in seconds."""
 
-    reading_s: float
-    training_s: float
-    saving_s: float
+    reading_s: float = 0.0
+    training_s: float = 0.0
+    saving_s: float = 0.0
 
 
 class BatchWork:
@@ -97,7 +97,7 @@ class BatchWork:
             notebook=work.notebook,
         )
 
-    def compute(self, batch: messages.Run) -> Begun | Trained | None:
+    def compute(self, batch: messages.Run) -> Begun | Trained:
         """Carry out the order that the request contains."""
         payload, *buffers = batch.parts
         # Unpickling is safe: the order comes from the driver, which has proved that it knows the gang's secret.
@@ -107,13 +107,14 @@ class BatchWork:
                 return self._carry_on(order)
             case Train():
                 return self._train(order, batch.seed)
-            case Save() if self._begin.state is not None:
-                self._begin.state.save(order.batch_id, order.position)
-        return None
+            case Save():
+                return Trained(saving_s=self._save(order.batch_id, order.position))
+        raise AssertionError(order)
 
     def _carry_on(self, order: Begin) -> Begun:
-        payload, *buffers = self._order.parts
-        packing.unpack_names(payload, self._namespace, buffers)
+        if self._order.parts:  # otherwise, this is the second attempt of a run, whose values are already there
+            payload, *buffers = self._order.parts
+            packing.unpack_names(payload, self._namespace, buffers)
         shell.scripts.update((script.line, script) for script in self._order.scripts)
         self._order = self._order._replace(parts=())
         self._begin = order
@@ -136,9 +137,15 @@ class BatchWork:
                     seeds.begin((seed + part.seed) % (1 << 32))
                     self._compiled.run(self._namespace)
         trained = time.perf_counter()
-        if order.save:
-            self._begin.state.save(order.batch_id, order.position)
-        return Trained(read - began, trained - read, time.perf_counter() - trained)
+        saving_s = self._save(order.batch_id, order.position) if order.save else 0.0
+        return Trained(read - began, trained - read, saving_s)
+
+    def _save(self, batch_id: int, position: str) -> float:
+        """Save the state. Return how long that took, in seconds."""
+        assert self._begin.state is not None
+        began = time.perf_counter()
+        self._begin.state.save(batch_id, position)
+        return time.perf_counter() - began
 
     def _parts(self, order: Train) -> Iterator[_Part]:
         """Yield what the cell runs on: the rows of one key after another or, without keys, all rows of the rank."""
