@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 import threading
@@ -445,12 +446,16 @@ def test_results_of_other_code_are_not_used(tmp_path, monkeypatch):
     assert len({*different, key("y = x + 1", 1)}) == len(different) + 1
     arrays = [np.zeros(3), np.zeros(3, "f4"), np.zeros((3, 1)), np.ones(3)]
     assert len({key("", each) for each in arrays}) == 4
+    assert len({key("", each) for each in (Small, Large, Small(), Large())}) == 4
+    modes = [enum.Enum("Mode", {"ONE": value}).ONE for value in (1, 2)]
+    assert key("", modes[0]) != key("", modes[1]), "the notebook has changed the value"
+    assert key("", enum.IntFlag("Bits", ["A"])(0)) != key("", 0), "a flag without a name"
     assert key("", {"a": 1, "b": {2, 3}}) == key("", {"b": {3, 2}, "a": 1})
     assert digest({"a": [1, 2.5, "text", None]}, frozenset("xyz")) == PLAIN, "the same in every kernel"
 
 
 NOTEBOOK = """
-import dataclasses, functools
+import dataclasses, enum, functools
 epochs, config, frame = 30, {"lr": [0.1, 0.2]}, list(range(1000))
 @dataclasses.dataclass
 class Settings:
@@ -458,6 +463,8 @@ class Settings:
     def double(self):
         return self.width * 2
 settings = Settings()
+class Mode(enum.Enum):
+    FAST = 1
 class Net:
     depth = 2
     def forward(self, x):
@@ -465,7 +472,7 @@ class Net:
 def helper(x):
     return Net().forward(x) * epochs
 def train(x, rate=0.5):
-    return helper(x) + config["lr"][0] + settings.width + len(frame)
+    return helper(x) + config["lr"][0] + settings.width + len(frame) + Mode.FAST.value
 some = functools.partial(train, rate=0.1)
 net = Net()
 """
@@ -483,7 +490,7 @@ def test_what_the_results_depend_on():
 
     changes = [("epochs, config", "epochs , config"), ("x\n", "x  # the same\n"), ("range(1000)", "range(2000)")]
     assert {meaning(NOTEBOOK.replace(*change)) for change in changes} == {meaning()}
-    changes = [("= 30", "= 60"), ("0.2]", "0.3]"), ("int = 8", "int = 9"), ("depth = 2", "depth = 3"),
+    changes = [("= 30", "= 60"), ("0.2]", "0.3]"), ("int = 8", "int = 9"), ("depth = 2", "depth = 3"), ("FAST = 1", "FAST = 2"),
                ("return x\n", "return x + 1\n"), ("* epochs", "+ epochs"), ("rate=0.5", "rate=0.6")]  # fmt: skip
     different = [meaning(NOTEBOOK.replace(*change)) for change in changes]
     assert len({meaning(), *different}) == len(changes) + 1
@@ -495,6 +502,16 @@ def test_what_the_results_depend_on():
 
 class Mode(enum.Enum):
     ONE = 1
+
+
+@dataclasses.dataclass
+class Small:
+    width: int = 8
+
+
+@dataclasses.dataclass
+class Large:
+    width: int = 8
 
 
 PLAIN = "0b3b48714bbc115b4d4791c62b02deb471a19bbe02ac01f13be05a2591987917"
