@@ -25,7 +25,7 @@ from sparkring.engine.foreach.run import ForeachSpec, prepare
 from sparkring.engine.options import ForeachOptions
 from sparkring.engine.spec import Call, Cell
 from sparkring.errors import ItemsFailed, LaunchError, OptionsError, RunFailed
-from sparkring.history import describe, run_store
+from sparkring.history import describe, item_records, run_store
 from sparkring.history.record import RunRecord
 from sparkring.wire.messages import Metrics, Output, Script
 
@@ -58,6 +58,21 @@ def test_items_in_their_order(runs):
     assert record.items == result.record.items, "a later kernel reads the same"
     assert (record.items.total, record.items.finished, record.items.running) == (5, 5, ())
     assert len(runs.view.record.items.ended) == 5
+
+
+def test_the_table_of_many_items(runs, monkeypatch):
+    """The result contains all items, even if the record keeps only the last ones."""
+    monkeypatch.setattr(item_records, "ITEMS_KEPT", 100)
+
+    def cell(rank: FakeRank, item: int) -> int:
+        rank.tell(Metrics({"loss": item}))
+        return item
+
+    result = runs(cell, range(150), 1)
+    assert len(result.record.items.ended) == 100
+    assert set(result.table.state) == {"finished"}
+    assert list(result.table.loss) == list(range(150))
+    assert result.best("loss").value == 0
 
 
 def test_an_item_takes_its_scripts_along():

@@ -18,6 +18,7 @@ from sparkring.errors import LaunchError
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events
 from sparkring.history.events import Event, Failure
+from sparkring.history.item_records import ItemRecord
 from sparkring.runtime.interrupts import Interrupts
 from sparkring.runtime.report import short_repr
 
@@ -34,7 +35,8 @@ STOP_GRACE_S = 0.5  # when a run ends, ranks that are running an item are interr
 class Pool:
     """Runs `items` in the order that `schedule` decides. `request_for(attempt)` makes the request for an attempt.
 
-    `values` and `failures` map the numbers of the items that have ended so far to their values and failures, and
+    `values`, `failures` and `records` map the numbers of the items that have ended so far to their values, failures and
+    records. The run's record forgets items if there are many; `records` contains all, but only with what a table shows.
     `measured` lists what ranks have measured. `error` is the exception that the user's iterable raised, or None. Items
     whose results are already in `kept` do not run. A search's iterator steers the run: the pool tells the iterator what
     items report and how they end. With `stay`, no slot ends its ranks before all items have ended.
@@ -54,6 +56,7 @@ class Pool:
     ) -> None:
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
+        self.records: dict[int, ItemRecord] = {}
         self.error: BaseException | None = None
         self.measured: list[events.ItemMeasured] = []
         self._items = items
@@ -291,24 +294,25 @@ class Pool:
             self._planned = planned
             found.insert(0, planned)
         self._recorder.add(found)
+        over = 0
         for event in found:
             if isinstance(event, events.ItemStarted):
                 self._begun_until = max(self._begun_until, event.item + 1)
             elif isinstance(event, events.ItemMeasured):
                 self.measured.append(event)
-        if self._unkept:
-            self._keep()
+            elif isinstance(event, events.ItemEnded):
+                over += event.ending != "again"
+        if over:
+            self._note_ended(over)
         while self._kept is not None and self._kept.news:
             self._recorder.notice(self._kept.news.popleft())
 
-    def _keep(self) -> None:
-        """Keep the results of the items that were just recorded as ended, with their curves from the record."""
-        assert self._kept is not None
+    def _note_ended(self, count: int) -> None:
+        """Note the records of the last `count` items that have ended, and keep the items' results."""
         assert self._recorder.record.items is not None
-        for over in reversed(self._recorder.record.items.ended):
-            if not self._unkept:
-                break
-            if over.item in self._unkept:
+        for over in self._recorder.record.items.ended[-count:]:
+            self.records[over.item] = over._replace(name="", value="", failure=None, parameters={}, curves={})
+            if self._kept is not None and over.item in self._unkept:
                 item, ended = self._unkept.pop(over.item)
                 self._kept.keep(item, ended, over)
 
