@@ -15,11 +15,11 @@ from fake_launcher import Exit, FakeRank, Vanish
 
 from sparkring.capture.packing import unpack_names
 from sparkring.capture.source_lines import keep_lines
+from sparkring.checkpointing.results import Results
 from sparkring.engine import api
-from sparkring.engine.foreach import slot, slots
+from sparkring.engine.foreach import kept, pool, slot, slots
 from sparkring.engine.foreach.content import digest
 from sparkring.engine.foreach.items import Items, Targets
-from sparkring.engine.foreach.kept import Kept
 from sparkring.engine.foreach.meaning import meaning_of
 from sparkring.engine.foreach.run import ForeachSpec, prepare
 from sparkring.engine.options import ForeachOptions
@@ -82,16 +82,16 @@ def test_an_item_takes_its_scripts_along():
         Items(["a.py"], Targets("path"), {"table": [1]}, scripts_of=lambda values, made=made: (made, ["table"]))
         for made in ((), (script,), (script._replace(parts=(("/a.py", "x = 2"),)),))
     ]
-    kept = []
+    taken = []
     for items in found:
         items.key_of = lambda values: digest(values)
-        kept.append(items.take())
-    assert len({item.key for item in kept}) == 3
-    assert kept[1].scripts == (script,)
+        taken.append(items.take())
+    assert len({item.key for item in taken}) == 3
+    assert taken[1].scripts == (script,)
     namespace: dict[str, Any] = {}
-    unpack_names(kept[1].parts[0], namespace, kept[1].parts[1:])
+    unpack_names(taken[1].parts[0], namespace, taken[1].parts[1:])
     assert (namespace["path"], namespace["table"]) == ("a.py", [1])
-    assert kept[1].name == "path='a.py'"
+    assert taken[1].name == "path='a.py'"
 
 
 def test_a_view_that_fails_at_the_end(runs, monkeypatch):
@@ -447,6 +447,38 @@ def test_only_what_is_missing_runs_again(runs, tmp_path):
     assert ran == ["a"]
 
 
+def test_results_that_take_long_to_write(runs, tmp_path, monkeypatch):
+    """Several results are written at once, and a notice says what the run waits for. Stop ends the wait."""
+    monkeypatch.setattr(pool, "TELL_AFTER_S", 0.01)
+    write, writing = Results.write, threading.Barrier(kept.WRITERS)
+    stopped = threading.Event()
+
+    def slow(self: Results, *result: Any) -> None:
+        writing.wait(60)
+        stopped.wait(60)
+        write(self, *result)
+
+    class Writers(kept.ThreadPoolExecutor):
+        def shutdown(self, *args: Any, **kwargs: Any) -> None:
+            stopped.set()
+            super().shutdown(*args, **kwargs)
+
+    def stop_while_writing(record: RunRecord) -> None:
+        if any("writing 20 results" in notice.text for notice in record.notices):
+            run.stop(wait=False)
+
+    options = {"checkpoint_dir": str(tmp_path / "kept")}
+    with monkeypatch.context() as patched:
+        patched.setattr(Results, "write", slow)
+        patched.setattr(kept, "ThreadPoolExecutor", Writers)
+        run = runs.in_background(lambda rank, item: item, range(20), **options)
+        runs.view.on_refresh = stop_while_writing
+        with pytest.raises(KeyboardInterrupt, match="20 items finished"):
+            run.result(60)
+    assert runs.view.record.notices[-1].text.startswith("12 results could not be kept")
+    assert sorted(runs(lambda rank, item: item, range(20), **options).table.state) == ["finished"] * 12 + ["kept"] * 8
+
+
 def test_results_of_other_code_are_not_used(tmp_path, monkeypatch):
     """The key of a result depends on the cell without its comments, on the targets, and on the items' types."""
     home = tmp_path / "home"
@@ -454,7 +486,7 @@ def test_results_of_other_code_are_not_used(tmp_path, monkeypatch):
     path = str(tmp_path / "kept")
 
     def key(code: str, item: object) -> str:
-        return Kept(path, meaning_of([code], {}, {}, ()), 1).key_of({"x": item})
+        return kept.Kept(path, meaning_of([code], {}, {}, ()), 1).key_of({"x": item})
 
     assert key("y = x  # doubled", 1) == key("y = x", 1)
     different = [key("y = x", each) for each in (1, 1.0, True, "1", b"1", (1,), [1], {1}, {1: 1}, None, Mode.ONE)]

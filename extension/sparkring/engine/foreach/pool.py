@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sparkring.engine.foreach.items import Items, Problem
 from sparkring.engine.foreach.schedule import Attempt, Item, Schedule
 from sparkring.engine.foreach.slot import Ended, Slot, SlotSettings
-from sparkring.engine.foreach.slots import Slots
+from sparkring.engine.foreach.slots import LOOK_EVERY_S, Slots
 from sparkring.engine.recorder import Recorder
 from sparkring.errors import LaunchError
 from sparkring.gangs.execution import Request
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 TAKE_S = 0.005  # take items for this long, then poll the slots
+TELL_AFTER_S = 1.0  # if it takes longer than this to write the results at the end of a run, the user is told
 STOP_GRACE_S = 0.5  # when a run ends, ranks that are running an item are interrupted, and are killed after this time
 
 
@@ -330,13 +331,26 @@ class Pool:
             self._listen()
         self._slots.end(kill=bool(began) or self._interrupts.seen)
         if self._kept is not None:
-            self._kept.close()
+            self._finish_writing(self._kept)
         items = self._recorder.record.items
         self._tell([self._over(item.item, Ended(), "stopped") for item in (items.running if items else ())])
         self._items.forget_from(self._begun_until)
         self._told(lambda steering: steering.close(), None)
         if not self._interrupts.seen and (summary := self._told(lambda steering: steering.summary(), None)) is not None:
             self._tell([summary])
+
+
+    def _finish_writing(self, kept: Kept) -> None:
+        """Wait until all results have been written. An interrupt that arrives meanwhile ends the wait."""
+        stopped, self._interrupts.seen = self._interrupts.seen, False
+        if not kept.written(TELL_AFTER_S):
+            results = describe.counted(kept.unwritten, "result")
+            self._recorder.notice(f"writing {results} to {kept.location.written} (Stop ends this)")
+            while not (self._interrupts.seen or kept.written(LOOK_EVERY_S)):
+                pass
+        kept.close()
+        if stopped:
+            self._interrupts.request()
 
 
 def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:
