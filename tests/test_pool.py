@@ -313,6 +313,15 @@ def test_items_that_cannot_be_sent_or_taken(runs):
     assert api.last_result.values == [1]
 
 
+def test_an_item_that_cannot_be_compared(runs, tmp_path):
+    """Without a key for its result, the item fails. The other items run."""
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(ItemsFailed, match=r"cannot be compared with items of earlier runs: RecursionError") as caught:
+        runs(lambda rank, item: item, [1, endless, 3], checkpoint_dir=str(tmp_path / "kept"))
+    assert caught.value.values == {0: 1, 2: 3}
+
+
 def test_targets_are_bound_as_by_for():
     assert Targets("a").bind([1, 2]) == {"a": [1, 2]}
     assert Targets("a, (b, *rest)").bind((1, "xyz")) == {"a": 1, "b": "x", "rest": ["y", "z"]}
