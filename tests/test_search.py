@@ -237,6 +237,16 @@ def test_an_error_of_the_users_pruner_ends_the_run(runs):
     assert api.last_result.values == [10.0]
 
 
+def test_reports_without_steps_are_not_compared():
+    trials = Trials(grid([1, 2]))
+    trials.study = optuna.create_study(pruner=WORSE)
+    trials._grid = trials._search.space.grid()
+    next(trials)
+    assert not any(trials.reported(0, Metrics({"loss": value})) for value in (1.0, 9.0))
+    assert trials.study.trials[0].intermediate_values == {1: 1.0, 2: 9.0}
+    assert trials.reported(0, Metrics({"loss": 9.0}, step=3))
+
+
 def test_what_is_reported_within_epochs():
     """An epoch counts when it is over, with its last value. Reports without steps and epochs are numbered."""
     trials = Trials(sparkring.search(q=[1], minimize="loss", prune=False))
