@@ -546,8 +546,8 @@ def test_what_the_results_depend_on():
 
     changes = [("epochs, config", "epochs , config"), ("x\n", "x  # the same\n"), ("range(1000)", "range(2000)")]
     assert {meaning(NOTEBOOK.replace(*change)) for change in changes} == {meaning()}
-    changes = [("= 30", "= 60"), ("0.2]", "0.3]"), ("int = 8", "int = 9"), ("depth = 2", "depth = 3"), ("FAST = 1", "FAST = 2"),
-               ("return x\n", "return x + 1\n"), ("* epochs", "+ epochs"), ("rate=0.5", "rate=0.6")]  # fmt: skip
+    changes = [("= 30", "= 60"), ("0.2]", "0.3]"), ("int = 8", "int = 9"), ("depth = 2", "depth = 3"),
+               ("FAST = 1", "FAST = 2"), ("return x\n", "return x + 1\n"), ("* epochs", "+ epochs"), ("rate=0.5", "rate=0.6")]  # fmt: skip
     different = [meaning(NOTEBOOK.replace(*change)) for change in changes]
     assert len({meaning(), *different}) == len(changes) + 1
     assert meaning(used="some") != meaning(NOTEBOOK.replace("rate=0.1", "rate=0.2"), used="some")

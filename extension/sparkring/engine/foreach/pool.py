@@ -339,7 +339,6 @@ class Pool:
         if not self._interrupts.seen and (summary := self._told(lambda steering: steering.summary(), None)) is not None:
             self._tell([summary])
 
-
     def _finish_writing(self, kept: Kept) -> None:
         """Wait until all results have been written. An interrupt that arrives meanwhile ends the wait."""
         stopped, self._interrupts.seen = self._interrupts.seen, False
