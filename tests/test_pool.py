@@ -6,12 +6,13 @@ import dataclasses
 import enum
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_launcher import Exit, FakeRank, Vanish
+from fake_launcher import CELL, Exit, FakeLauncher, FakeRank, Vanish
 
 from sparkring.capture.packing import unpack_names
 from sparkring.capture.source_lines import keep_lines
@@ -22,7 +23,9 @@ from sparkring.engine.foreach.content import digest
 from sparkring.engine.foreach.items import Items, Targets
 from sparkring.engine.foreach.meaning import meaning_of
 from sparkring.engine.foreach.run import ForeachSpec, prepare
+from sparkring.engine.foreach.schedule import Attempt, Item
 from sparkring.engine.options import ForeachOptions
+from sparkring.engine.polling import poll_until
 from sparkring.engine.spec import Call, Cell
 from sparkring.errors import ItemsFailed, LaunchError, OptionsError, RunFailed
 from sparkring.history import describe, item_records, run_store
@@ -273,6 +276,51 @@ def test_an_item_that_takes_too_long(runs, monkeypatch):
     result = api.last_result
     assert {failure.cause for failure in result.errors.values()} == {"timed out"}
     assert set(result.by_item) == {0, 3, 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("waits", "cause"), [(False, "interrupt"), (True, "lost")], ids=["has ended in time", "ends when interrupted"]
+)
+def test_the_item_behind_one_that_takes_too_long(waits, cause, watch):
+    """The next item was sent in advance. If it then ends with an interrupt, it has failed.
+
+    If the interrupt may have been that of the time limit, the item is tried again.
+    """
+    sent, second = threading.Event(), threading.Event()
+
+    def cell(rank: FakeRank) -> None:
+        sent.wait(60)
+        if rank.request.seed:
+            second.set()
+            raise KeyboardInterrupt
+        if waits:
+            rank.interrupted.wait(60)
+
+    settings = slot.SlotSettings(lambda number: FakeLauncher(cell), timeout_each_s=0.05, ahead=True)
+    found = slot.Slot(0, settings, lambda number: None)
+    requests = [CELL._replace(run=CELL.run._replace(seed=seed)) for seed in (0, 1)]
+    attempts = [Attempt(Item(number, str(number))) for number in (0, 1)]
+    ended: list[slot.Ended] = []
+
+    def poll(seconds: float) -> None:
+        time.sleep(min(seconds, 0.002))
+        found.poll()
+        ended.extend(each for each in [found.ended()] if each is not None)
+
+    try:
+        found.start(attempts[0], requests[0])
+        assert poll_until(lambda: found.running, time.monotonic() + 60, poll)
+        found.start(attempts[1], requests[1])
+        found.send()
+        sent.set()
+        if not waits:
+            second.wait(60)
+            time.sleep(0.1)  # the driver does not poll while the iterable computes
+        assert poll_until(lambda: len(ended) == 2, time.monotonic() + 60, poll)
+    finally:
+        found.retire(kill=True)
+        found.join()
+    assert [each.failure and each.failure.cause for each in ended] == [None, cause]
 
 
 def test_fail_fast(runs):
@@ -547,7 +595,8 @@ def test_what_the_results_depend_on():
     changes = [("epochs, config", "epochs , config"), ("x\n", "x  # the same\n"), ("range(1000)", "range(2000)")]
     assert {meaning(NOTEBOOK.replace(*change)) for change in changes} == {meaning()}
     changes = [("= 30", "= 60"), ("0.2]", "0.3]"), ("int = 8", "int = 9"), ("depth = 2", "depth = 3"),
-               ("FAST = 1", "FAST = 2"), ("return x\n", "return x + 1\n"), ("* epochs", "+ epochs"), ("rate=0.5", "rate=0.6")]  # fmt: skip
+               ("FAST = 1", "FAST = 2"),
+               ("return x\n", "return x + 1\n"), ("* epochs", "+ epochs"), ("rate=0.5", "rate=0.6")]  # fmt: skip
     different = [meaning(NOTEBOOK.replace(*change)) for change in changes]
     assert len({meaning(), *different}) == len(changes) + 1
     assert meaning(used="some") != meaning(NOTEBOOK.replace("rate=0.1", "rate=0.2"), used="some")

@@ -9,7 +9,7 @@ from typing import Any
 
 import optuna
 import pytest
-from fake_launcher import FakeRank
+from fake_launcher import Exit, FakeRank
 
 import sparkring
 from sparkring.engine import api
@@ -78,6 +78,25 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
     journal = optuna.storages.journal.JournalFileBackend(f"{result.record.log_folder}/study.journal")
     (summary,) = optuna.get_all_study_summaries(optuna.storages.JournalStorage(journal))
     assert (summary.n_trials, summary.best_trial.params) == (4, {"q": 1}), "other tools can read the study"
+
+
+def test_a_trial_that_fails_is_not_pruned(runs):
+    """A trial that fails by itself has failed, even if its last value was poor and the search was about to end it."""
+
+    def cell(rank: FakeRank, trial: Any) -> None:
+        rank.tell(Metrics({"loss": trial.q}, step=1))
+        if trial.q == 4:
+            raise ValueError("the loss is too large")
+        if trial.q == 5:
+            rank.interrupted.wait(60)
+            raise Exit(signal=9)
+
+    with pytest.raises(ItemsFailed):
+        runs(cell, grid([1, 4, 5]), 1, retries=0)
+    result = api.last_result
+    assert list(result.table.state) == ["finished", "failed", "failed"]
+    assert [failure.cause for failure in result.errors.values()] == ["exception", "signal"]
+    assert states(result.study) == ["COMPLETE", "FAIL", "FAIL"]
 
 
 def test_trials_have_what_the_sampler_chooses(runs):
