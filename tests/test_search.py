@@ -314,6 +314,11 @@ def test_what_cannot_be_searched(arguments, what):
     [
         (lambda: sparkring.uniform(1, 0), r"uniform\(1, 0\): the first number is the lower bound"),
         (lambda: sparkring.uniform(0, math.inf), "the bounds must be finite"),
+        (lambda: sparkring.uniform("a", 1), r"uniform\('a', 1\): the bounds must be finite numbers"),
+        (lambda: sparkring.uniform(0, 1, step="x"), "and so must the step"),
+        (lambda: sparkring.log_uniform(1, None), r"log_uniform\(1, None\): the bounds"),
+        (lambda: sparkring.integer(1, math.inf), r"integer\(1, inf\): the bounds must be finite numbers"),
+        (lambda: sparkring.integer(1, math.nan), "the bounds must be finite numbers"),
         (lambda: sparkring.uniform(0, 1, step=0), "the step must be greater than 0"),
         (lambda: sparkring.log_uniform(0, 1), "the lower bound of a logarithmic range must be greater than 0"),
         (lambda: sparkring.integer(1, 2.5), "whole numbers"),
@@ -323,6 +328,10 @@ def test_what_cannot_be_searched(arguments, what):
 def test_ranges_that_do_not_exist(make, what):
     with pytest.raises(OptionsError, match=what):
         make()
+
+
+def test_the_number_of_trials_of_a_grid():
+    assert [len(grid([1, 2, 3], trials=trials)) for trials in (None, 0, 2, 9)] == [3, 0, 2, 3]
 
 
 def test_targets_that_do_not_fit(runs):
