@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from sparkring.engine.restarts import cannot_heal, gives_up, pause_after
 from sparkring.gangs.execution import cause_priority
 from sparkring.gangs.reports import exit_failure
 from sparkring.history.describe import NoRestart, no_restart
 from sparkring.history.events import CheckpointSaved, CodeFrame, Failure
 from sparkring.history.record import Attempt, Checkpoint
-from sparkring.wire.messages import Exited
+from sparkring.wire.messages import Exited, Run
+from sparkring.worker.member import process
+from sparkring.worker.member.member import Member
 
 KILLED = Failure("signal", "killed by SIGKILL")
 LINE_7 = (CodeFrame("<cell>", 7, "<module>", in_cell=True),)
@@ -85,9 +89,20 @@ def test_the_cause_of_other_failures():
     ended = [exit_failure(told), exit_failure(told._replace(out_of_memory=False))]
     assert [(each.cause, each.signal) for each in ended] == [("out of memory", "SIGKILL"), ("signal", "SIGKILL")]
     assert exit_failure(told._replace(code=3, signal=None)).exit_code == 3
+    assert exit_failure(told._replace(signal=11)).cause == "signal", "memory also ran out, but the process crashed"
     about = Failure("exception", "RuntimeError: a child was killed by SIGKILL", error="builtins.RuntimeError")
     echo = Failure("echo", "RuntimeError: gloo")
     assert [cause_priority(each) for each in (*ended, Failure("lost", "lost"), about, echo)] == [0, 0, 0, 1, 2]
+
+
+def test_memory_that_ran_out_before_the_request(monkeypatch):
+    """Only kills since the rank was given its last request count."""
+    member = Member.__new__(Member)
+    member.busy_since, member.oom_before, member.to_rank = None, 0, None
+    member.home = SimpleNamespace(receive_head=lambda: SimpleNamespace(kind=Run), pass_on=lambda head, rank: None)
+    monkeypatch.setattr(process, "out_of_memory_kills", lambda: 3)
+    member.from_home()
+    assert member.oom_before == 3
 
 
 def test_the_pause_grows_with_attempts_in_vain():

@@ -369,6 +369,8 @@ def test_foreach_lines(line, targets, items, expected, monkeypatch):
         ("x in y --np-each 2 --framework barrier", "invalid choice"),
         ("x in y --timeout-each 0", "greater than 0"),
         ("x in y --gpus some", "not a number of GPUs"),
+        ("x in y --gpus nan", "--gpus nan is neither a number of GPUs nor a fraction"),
+        ("x in y --gpus inf", "--gpus inf is neither a number of GPUs nor a fraction"),
         ("x in y --gpus 1.5", "neither a number of GPUs nor a fraction"),
         ("x in y --gpus 0.5 --np-each 2 --framework torch", "cannot share a GPU"),
         ("x in y -n 2 --gpus 0.5", "set spark.task.resource.gpu.amount=0.5"),

@@ -14,7 +14,7 @@ from sparkring.launchers import ItemRoom
 from sparkring.worker.member import process
 
 GB = 10**9
-RESULT = ForeachResult(RunRecord(), {}, {}, (), {})
+RESULT = ForeachResult(RunRecord(), {}, {}, (), {}, {})
 
 
 def of(*ranks: dict[str, Any], np: int = -4, items: int | None = 100, **room: Any) -> Any:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_launcher import Exit, FakeRank, Vanish
+from fake_launcher import CELL, Exit, FakeLauncher, FakeRank, Vanish
 
 from sparkring.capture.packing import unpack_names
 from sparkring.capture.source_lines import keep_lines
+from sparkring.checkpointing.results import Results
 from sparkring.engine import api
-from sparkring.engine.foreach import slot, slots
+from sparkring.engine.foreach import kept, pool, slot, slots
 from sparkring.engine.foreach.content import digest
 from sparkring.engine.foreach.items import Items, Targets
-from sparkring.engine.foreach.kept import Kept
 from sparkring.engine.foreach.meaning import meaning_of
 from sparkring.engine.foreach.run import ForeachSpec, prepare
+from sparkring.engine.foreach.schedule import Attempt, Item
 from sparkring.engine.options import ForeachOptions
+from sparkring.engine.polling import poll_until
 from sparkring.engine.spec import Call, Cell
 from sparkring.errors import ItemsFailed, LaunchError, OptionsError, RunFailed
-from sparkring.history import describe, run_store
+from sparkring.history import describe, item_records, run_store
 from sparkring.history.record import RunRecord
 from sparkring.wire.messages import Metrics, Output, Script
 
@@ -59,6 +63,21 @@ def test_items_in_their_order(runs):
     assert len(runs.view.record.items.ended) == 5
 
 
+def test_the_table_of_many_items(runs, monkeypatch):
+    """The result contains all items, even if the record keeps only the last ones."""
+    monkeypatch.setattr(item_records, "ITEMS_KEPT", 100)
+
+    def cell(rank: FakeRank, item: int) -> int:
+        rank.tell(Metrics({"loss": item}))
+        return item
+
+    result = runs(cell, range(150), 1)
+    assert len(result.record.items.ended) == 100
+    assert set(result.table.state) == {"finished"}
+    assert list(result.table.loss) == list(range(150))
+    assert result.best("loss").value == 0
+
+
 def test_an_item_takes_its_scripts_along():
     """The key of an item's result depends on its scripts' contents. Names that the scripts read are sent, too."""
     script = Script("{path}", "a.py", "/a.py", (("/a.py", "x = 1"),))
@@ -66,16 +85,16 @@ def test_an_item_takes_its_scripts_along():
         Items(["a.py"], Targets("path"), {"table": [1]}, scripts_of=lambda values, made=made: (made, ["table"]))
         for made in ((), (script,), (script._replace(parts=(("/a.py", "x = 2"),)),))
     ]
-    kept = []
+    taken = []
     for items in found:
         items.key_of = lambda values: digest(values)
-        kept.append(items.take())
-    assert len({item.key for item in kept}) == 3
-    assert kept[1].scripts == (script,)
+        taken.append(items.take())
+    assert len({item.key for item in taken}) == 3
+    assert taken[1].scripts == (script,)
     namespace: dict[str, Any] = {}
-    unpack_names(kept[1].parts[0], namespace, kept[1].parts[1:])
+    unpack_names(taken[1].parts[0], namespace, taken[1].parts[1:])
     assert (namespace["path"], namespace["table"]) == ("a.py", [1])
-    assert kept[1].name == "path='a.py'"
+    assert taken[1].name == "path='a.py'"
 
 
 def test_a_view_that_fails_at_the_end(runs, monkeypatch):
@@ -259,6 +278,51 @@ def test_an_item_that_takes_too_long(runs, monkeypatch):
     assert set(result.by_item) == {0, 3, 4, 5}
 
 
+@pytest.mark.parametrize(
+    ("waits", "cause"), [(False, "interrupt"), (True, "lost")], ids=["has ended in time", "ends when interrupted"]
+)
+def test_the_item_behind_one_that_takes_too_long(waits, cause, watch):
+    """The next item was sent in advance. If it then ends with an interrupt, it has failed.
+
+    If the interrupt may have been that of the time limit, the item is tried again.
+    """
+    sent, second = threading.Event(), threading.Event()
+
+    def cell(rank: FakeRank) -> None:
+        sent.wait(60)
+        if rank.request.seed:
+            second.set()
+            raise KeyboardInterrupt
+        if waits:
+            rank.interrupted.wait(60)
+
+    settings = slot.SlotSettings(lambda number: FakeLauncher(cell), timeout_each_s=0.05, ahead=True)
+    found = slot.Slot(0, settings, lambda number: None)
+    requests = [CELL._replace(run=CELL.run._replace(seed=seed)) for seed in (0, 1)]
+    attempts = [Attempt(Item(number, str(number))) for number in (0, 1)]
+    ended: list[slot.Ended] = []
+
+    def poll(seconds: float) -> None:
+        time.sleep(min(seconds, 0.002))
+        found.poll()
+        ended.extend(each for each in [found.ended()] if each is not None)
+
+    try:
+        found.start(attempts[0], requests[0])
+        assert poll_until(lambda: found.running, time.monotonic() + 60, poll)
+        found.start(attempts[1], requests[1])
+        found.send()
+        sent.set()
+        if not waits:
+            second.wait(60)
+            time.sleep(0.1)  # the driver does not poll while the iterable computes
+        assert poll_until(lambda: len(ended) == 2, time.monotonic() + 60, poll)
+    finally:
+        found.retire(kill=True)
+        found.join()
+    assert [each.failure and each.failure.cause for each in ended] == [None, cause]
+
+
 def test_fail_fast(runs):
     """The first failure ends the run: items that have not begun never run."""
 
@@ -295,6 +359,15 @@ def test_items_that_cannot_be_sent_or_taken(runs):
     assert 'raise FileNotFoundError("stores.csv")' in str(caught.value)
     assert "foreach/pool.py" not in str(caught.value)
     assert api.last_result.values == [1]
+
+
+def test_an_item_that_cannot_be_compared(runs, tmp_path):
+    """Without a key for its result, the item fails. The other items run."""
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(ItemsFailed, match=r"cannot be compared with items of earlier runs: RecursionError") as caught:
+        runs(lambda rank, item: item, [1, endless, 3], checkpoint_dir=str(tmp_path / "kept"))
+    assert caught.value.values == {0: 1, 2: 3}
 
 
 def test_targets_are_bound_as_by_for():
@@ -431,6 +504,38 @@ def test_only_what_is_missing_runs_again(runs, tmp_path):
     assert ran == ["a"]
 
 
+def test_results_that_take_long_to_write(runs, tmp_path, monkeypatch):
+    """Several results are written at once, and a notice says what the run waits for. Stop ends the wait."""
+    monkeypatch.setattr(pool, "TELL_AFTER_S", 0.01)
+    write, writing = Results.write, threading.Barrier(kept.WRITERS)
+    stopped = threading.Event()
+
+    def slow(self: Results, *result: Any) -> None:
+        writing.wait(60)
+        stopped.wait(60)
+        write(self, *result)
+
+    class Writers(kept.ThreadPoolExecutor):
+        def shutdown(self, *args: Any, **kwargs: Any) -> None:
+            stopped.set()
+            super().shutdown(*args, **kwargs)
+
+    def stop_while_writing(record: RunRecord) -> None:
+        if any("writing 20 results" in notice.text for notice in record.notices):
+            run.stop(wait=False)
+
+    options = {"checkpoint_dir": str(tmp_path / "kept")}
+    with monkeypatch.context() as patched:
+        patched.setattr(Results, "write", slow)
+        patched.setattr(kept, "ThreadPoolExecutor", Writers)
+        run = runs.in_background(lambda rank, item: item, range(20), **options)
+        runs.view.on_refresh = stop_while_writing
+        with pytest.raises(KeyboardInterrupt, match="20 items finished"):
+            run.result(60)
+    assert runs.view.record.notices[-1].text.startswith("12 results could not be kept")
+    assert sorted(runs(lambda rank, item: item, range(20), **options).table.state) == ["finished"] * 12 + ["kept"] * 8
+
+
 def test_results_of_other_code_are_not_used(tmp_path, monkeypatch):
     """The key of a result depends on the cell without its comments, on the targets, and on the items' types."""
     home = tmp_path / "home"
@@ -438,19 +543,23 @@ def test_results_of_other_code_are_not_used(tmp_path, monkeypatch):
     path = str(tmp_path / "kept")
 
     def key(code: str, item: object) -> str:
-        return Kept(path, meaning_of([code], {}, {}, ()), 1).key_of({"x": item})
+        return kept.Kept(path, meaning_of([code], {}, {}, ()), 1).key_of({"x": item})
 
     assert key("y = x  # doubled", 1) == key("y = x", 1)
     different = [key("y = x", each) for each in (1, 1.0, True, "1", b"1", (1,), [1], {1}, {1: 1}, None, Mode.ONE)]
     assert len({*different, key("y = x + 1", 1)}) == len(different) + 1
     arrays = [np.zeros(3), np.zeros(3, "f4"), np.zeros((3, 1)), np.ones(3)]
     assert len({key("", each) for each in arrays}) == 4
+    assert len({key("", each) for each in (Small, Large, Small(), Large())}) == 4
+    modes = [enum.Enum("Mode", {"ONE": value}).ONE for value in (1, 2)]
+    assert key("", modes[0]) != key("", modes[1]), "the notebook has changed the value"
+    assert key("", enum.IntFlag("Bits", ["A"])(0)) != key("", 0), "a flag without a name"
     assert key("", {"a": 1, "b": {2, 3}}) == key("", {"b": {3, 2}, "a": 1})
     assert digest({"a": [1, 2.5, "text", None]}, frozenset("xyz")) == PLAIN, "the same in every kernel"
 
 
 NOTEBOOK = """
-import dataclasses, functools
+import dataclasses, enum, functools
 epochs, config, frame = 30, {"lr": [0.1, 0.2]}, list(range(1000))
 @dataclasses.dataclass
 class Settings:
@@ -458,6 +567,8 @@ class Settings:
     def double(self):
         return self.width * 2
 settings = Settings()
+class Mode(enum.Enum):
+    FAST = 1
 class Net:
     depth = 2
     def forward(self, x):
@@ -465,7 +576,7 @@ class Net:
 def helper(x):
     return Net().forward(x) * epochs
 def train(x, rate=0.5):
-    return helper(x) + config["lr"][0] + settings.width + len(frame)
+    return helper(x) + config["lr"][0] + settings.width + len(frame) + Mode.FAST.value
 some = functools.partial(train, rate=0.1)
 net = Net()
 """
@@ -484,6 +595,7 @@ def test_what_the_results_depend_on():
     changes = [("epochs, config", "epochs , config"), ("x\n", "x  # the same\n"), ("range(1000)", "range(2000)")]
     assert {meaning(NOTEBOOK.replace(*change)) for change in changes} == {meaning()}
     changes = [("= 30", "= 60"), ("0.2]", "0.3]"), ("int = 8", "int = 9"), ("depth = 2", "depth = 3"),
+               ("FAST = 1", "FAST = 2"),
                ("return x\n", "return x + 1\n"), ("* epochs", "+ epochs"), ("rate=0.5", "rate=0.6")]  # fmt: skip
     different = [meaning(NOTEBOOK.replace(*change)) for change in changes]
     assert len({meaning(), *different}) == len(changes) + 1
@@ -495,6 +607,16 @@ def test_what_the_results_depend_on():
 
 class Mode(enum.Enum):
     ONE = 1
+
+
+@dataclasses.dataclass
+class Small:
+    width: int = 8
+
+
+@dataclasses.dataclass
+class Large:
+    width: int = 8
 
 
 PLAIN = "0b3b48714bbc115b4d4791c62b02deb471a19bbe02ac01f13be05a2591987917"

@@ -9,7 +9,7 @@ from typing import Any
 
 import optuna
 import pytest
-from fake_launcher import FakeRank
+from fake_launcher import Exit, FakeRank
 
 import sparkring
 from sparkring.engine import api
@@ -78,6 +78,25 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
     journal = optuna.storages.journal.JournalFileBackend(f"{result.record.log_folder}/study.journal")
     (summary,) = optuna.get_all_study_summaries(optuna.storages.JournalStorage(journal))
     assert (summary.n_trials, summary.best_trial.params) == (4, {"q": 1}), "other tools can read the study"
+
+
+def test_a_trial_that_fails_is_not_pruned(runs):
+    """A trial that fails by itself has failed, even if its last value was poor and the search was about to end it."""
+
+    def cell(rank: FakeRank, trial: Any) -> None:
+        rank.tell(Metrics({"loss": trial.q}, step=1))
+        if trial.q == 4:
+            raise ValueError("the loss is too large")
+        if trial.q == 5:
+            rank.interrupted.wait(60)
+            raise Exit(signal=9)
+
+    with pytest.raises(ItemsFailed):
+        runs(cell, grid([1, 4, 5]), 1, retries=0)
+    result = api.last_result
+    assert list(result.table.state) == ["finished", "failed", "failed"]
+    assert [failure.cause for failure in result.errors.values()] == ["exception", "signal"]
+    assert states(result.study) == ["COMPLETE", "FAIL", "FAIL"]
 
 
 def test_trials_have_what_the_sampler_chooses(runs):
@@ -237,6 +256,16 @@ def test_an_error_of_the_users_pruner_ends_the_run(runs):
     assert api.last_result.values == [10.0]
 
 
+def test_reports_without_steps_are_not_compared():
+    trials = Trials(grid([1, 2]))
+    trials.study = optuna.create_study(pruner=WORSE)
+    trials._grid = trials._search.space.grid()
+    next(trials)
+    assert not any(trials.reported(0, Metrics({"loss": value})) for value in (1.0, 9.0))
+    assert trials.study.trials[0].intermediate_values == {1: 1.0, 2: 9.0}
+    assert trials.reported(0, Metrics({"loss": 9.0}, step=3))
+
+
 def test_what_is_reported_within_epochs():
     """An epoch counts when it is over, with its last value. Reports without steps and epochs are numbered."""
     trials = Trials(sparkring.search(q=[1], minimize="loss", prune=False))
@@ -285,6 +314,11 @@ def test_what_cannot_be_searched(arguments, what):
     [
         (lambda: sparkring.uniform(1, 0), r"uniform\(1, 0\): the first number is the lower bound"),
         (lambda: sparkring.uniform(0, math.inf), "the bounds must be finite"),
+        (lambda: sparkring.uniform("a", 1), r"uniform\('a', 1\): the bounds must be finite numbers"),
+        (lambda: sparkring.uniform(0, 1, step="x"), "and so must the step"),
+        (lambda: sparkring.log_uniform(1, None), r"log_uniform\(1, None\): the bounds"),
+        (lambda: sparkring.integer(1, math.inf), r"integer\(1, inf\): the bounds must be finite numbers"),
+        (lambda: sparkring.integer(1, math.nan), "the bounds must be finite numbers"),
         (lambda: sparkring.uniform(0, 1, step=0), "the step must be greater than 0"),
         (lambda: sparkring.log_uniform(0, 1), "the lower bound of a logarithmic range must be greater than 0"),
         (lambda: sparkring.integer(1, 2.5), "whole numbers"),
@@ -294,6 +328,10 @@ def test_what_cannot_be_searched(arguments, what):
 def test_ranges_that_do_not_exist(make, what):
     with pytest.raises(OptionsError, match=what):
         make()
+
+
+def test_the_number_of_trials_of_a_grid():
+    assert [len(grid([1, 2, 3], trials=trials)) for trials in (None, 0, 2, 9)] == [3, 0, 2, 3]
 
 
 def test_targets_that_do_not_fit(runs):

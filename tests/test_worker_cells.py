@@ -1,12 +1,14 @@
-"""Tests of what display() and the `%` lines of a cell do on a rank."""
+"""Tests of what display() and the `%` lines of a cell do on a rank, and of the arrays that items share."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
 
 from sparkring.worker.rank import displays
+from sparkring.worker.rank.items import SharedBuffers
 from sparkring.worker.rank.shell import get_ipython
 
 
@@ -30,3 +32,18 @@ def test_quotes_in_a_line_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda command, **_: found.append(command))
     get_ipython().run_line_magic("pip", """install "torch>=2.1" 'my package/' -q""")
     assert [command[1:] for command in found] == [["-m", "pip", "install", "torch>=2.1", "my package/", "-q"]]
+
+
+def test_many_large_arrays_of_a_pool() -> None:
+    """Each item has its own copy of each array. However many arrays there are, they need few file descriptors."""
+    data = [bytes([number]) * (5_000 + number) for number in range(50)]
+    before = len(os.listdir("/proc/self/fd"))
+    shared = SharedBuffers(data)
+    first, second = shared.copies_on_write(), shared.copies_on_write()
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+    first[7][:] = bytes(5_007)
+    assert [bytes(each) for each in second] == data
+    assert bytes(first[7]) == bytes(5_007)
+    assert [bytes(each) for each in first[8:]] == data[8:]
+    os.close(shared._file)
+    assert SharedBuffers([]).copies_on_write() == []

@@ -363,7 +363,8 @@ def test_rings(pools, spares):
     """With --np-each 2, each item runs on two connected ranks. The same two ranks then run the next item.
 
     PyTorch's random numbers are seeded, too, even for the item that imports it. A pruned trial ends on both
-    ranks without a traceback, even if one rank is waiting in a collective and the other catches the interrupt.
+    ranks without a traceback, even if one rank is waiting in a collective, and the other catches the interrupt and then
+    raises another error.
     """
     pools.notebook["seeds"] = [seed_of(0, number) for number in range(4)]
     pools.define("import sparkring")
@@ -381,8 +382,11 @@ def test_rings(pools, spares):
                 sparkring.log(step=1, loss=[1, 3, 5, 2][n])
                 while n == 2: time.sleep(0.01)
             except KeyboardInterrupt:
-                sparkring.log(step=2, loss=4)  # the item ends here, at the latest
-                print("goes on")
+                try:
+                    sparkring.log(step=2, loss=4)  # the item ends here, at the latest
+                    print("goes on")
+                finally:
+                    raise OSError("the clean-up failed")
         dist.barrier()
         print("whole", n, flush=True)
         float(total), os.getpid(), bool(drawn == torch.rand(()))
@@ -528,7 +532,7 @@ def train(trial):
     before = store.restore(state)
     store.save(before + 1, {"steps": before + 1})
     store.wait()  # it is saved in the background, and the kernel is killed soon
-    sparkring.log(loss=trial.q % 7)
+    sparkring.log(step=1, loss=trial.q % 7)
     while trial.q in (5, 6) or (trial.q == 7 and Path("../endless").exists()):
         time.sleep(0.01)
     return trial.q, before

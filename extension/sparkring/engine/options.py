@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -160,7 +161,7 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
     if found.fresh and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --fresh needs a --checkpoint-dir.")
     gpus = found.gpus or 0
-    if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+    if not (math.isfinite(gpus) and gpus >= 0) or (gpus > 1 and gpus != int(gpus)):
         raise OptionsError(f"{who}: --gpus {gpus:g} is neither a number of GPUs nor a fraction of one.")
     if 0 < gpus < 1 and found.each > 1:
         raise OptionsError(f"{who}: --gpus {gpus:g} with --np-each: the ranks of an item cannot share a GPU.")

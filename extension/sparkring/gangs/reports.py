@@ -28,7 +28,7 @@ def exit_failure(exited: Exited) -> Failure:
         name = signal.Signals(exited.signal).name
     except ValueError:
         name = f"signal {exited.signal}"
-    if exited.out_of_memory:
+    if exited.out_of_memory and exited.signal == signal.SIGKILL:  # the kernel kills with this signal
         advice = "Use fewer ranks per machine, smaller batches, or a shard of the data."
         return Failure("out of memory", f"out of memory: killed by {name}; {peak}", advice=advice, signal=name)
     advice = {

@@ -47,9 +47,9 @@ def default_at_once(size: int, gpus_each: float | None, environment: Mapping[str
     Each item has `size` ranks, and each rank needs a core and `gpus_each` GPUs. `environment` holds the ranks'
     variables.
     """
-    size = max(1, size)  # not yet checked
+    size = max(1, size)  # not yet checked, and neither is `gpus_each`
     by_cores = process.cores() // size
-    if not gpus_each:
+    if not gpus_each or not math.isfinite(gpus_each):
         return max(1, by_cores)
     return max(1, min(by_cores, _room_on_gpus(gpus.find(visible_gpus(environment)), size, gpus_each)))
 

@@ -26,7 +26,8 @@ def digest(*values: Any) -> str:
     """Return the digest of `values`.
 
     The digest of numbers, strings, dates, paths and arrays, and of lists, tuples, dicts, sets and dataclasses of these,
-    depends only on their types and contents. The order of a dict makes no difference. A container that holds one object
+    depends only on their types and contents; that of a member of an enumeration depends on its name and its value.
+    The order of a dict makes no difference. A container that holds one object
     twice has the same digest as one that holds two equal objects. The digest of a part of a DataFrame is computed from
     what identifies the part's rows; the rows are not read. For any other object, the digest is computed from its
     pickle.
@@ -38,7 +39,8 @@ def _digest(value: Any) -> bytes:
     kind = type(value)
     found = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}\0".encode())
     if isinstance(value, enum.Enum):
-        found.update(value.name.encode())
+        found.update(repr(value.name).encode())  # a Flag may have no name
+        found.update(_digest(value.value))
     elif isinstance(value, PLAIN):
         found.update(repr(value).encode())
     elif hasattr(kind, "__sparkring_content__"):
@@ -52,7 +54,7 @@ def _digest(value: Any) -> bytes:
         found.update(b"".join(sorted(map(_digest, value))))
     elif isinstance(value, dict):
         found.update(b"".join(sorted(_digest(pair) for pair in value.items())))
-    elif dataclasses.is_dataclass(value):
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         found.update(_digest({field.name: getattr(value, field.name) for field in dataclasses.fields(value)}))
     elif kind.__module__ == "numpy" and hasattr(value, "tobytes") and not value.dtype.hasobject:
         found.update(f"{value.dtype.str}{value.shape}".encode())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import collections
-import queue
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import cloudpickle
@@ -16,20 +16,21 @@ from sparkring.checkpointing.results import ITEMS, Result, Results, user_secret
 from sparkring.engine.foreach.content import digest
 from sparkring.engine.foreach.schedule import Item
 from sparkring.engine.foreach.slot import Ended
-from sparkring.history import run_store
+from sparkring.history import describe, run_store
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.record import RunRecord
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.storage import Location, locate
 
 KEY_CHARACTERS = 32
+WRITERS = 8  # how many results are written at the same time: on remote storage, each of them takes a while
 
 
 class Kept:
     """The items' results and checkpoints in the directory at `path`.
 
     `meaning` identifies the code that the items run, each on `size` ranks. With `fresh`, results and checkpoints of
-    earlier runs are not used. Results are written in a thread. `news` holds notices for the user, which the pool takes
+    earlier runs are not used. Results are written in threads. `news` holds notices for the user, which the pool takes
     out and records. When an earlier result is used for the first time, `told_if_used` is added to `news`. Raises
     PathError or CheckpointError if the directory cannot be read.
     """
@@ -46,9 +47,10 @@ class Kept:
         self._items = self._results.items()
         self._seen: collections.Counter[str] = collections.Counter()
         self._directories: dict[str, Directory] = {}
-        self._waiting: queue.SimpleQueue[tuple[str, Result] | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="sparkring-results", daemon=True)
-        self._started = self._used = self._failed = False
+        self._writers = ThreadPoolExecutor(WRITERS, "sparkring-results")
+        self._unwritten: set[Future[None]] = set()
+        self._used = self._failed = False
+        self._lock = threading.Lock()
 
     def key_of(self, values: Mapping[str, Any]) -> str:
         """Return the key of the next item, which has these values.
@@ -81,19 +83,28 @@ class Kept:
         return value, found
 
     def keep(self, item: Item, ended: Ended, over: ItemRecord) -> None:
-        """Have the thread write the result of an item, without waiting for it. `over` is the item's record."""
-        if not self._started:
-            self._started = True
-            self._writer.start()
+        """Have a thread write the result of an item, without waiting for it. `over` is the item's record."""
         told = ended.text, ended.metrics, ended.seconds, ended.pruned
-        self._waiting.put((item.key, Result(ended.packed, item.name, *told, over.curves, over.by)))
+        result = Result(ended.packed, item.name, *told, over.curves, over.by)
+        written = self._writers.submit(self._write, item.key, result)
+        self._unwritten.add(written)
+        written.add_done_callback(self._unwritten.discard)
+
+    def written(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s`. Return whether all results have been written."""
+        return not wait(self._unwritten.copy(), timeout_s).not_done
+
+    @property
+    def unwritten(self) -> int:
+        """How many results have not been written yet."""
+        return len(self._unwritten)
 
     def close(self) -> None:
-        """Wait until all results have been written."""
-        if self._started:
-            self._started = False
-            self._waiting.put(None)
-            self._writer.join()
+        """Wait until the results that threads are writing have been written. The other results are not kept."""
+        left = [each for each in self._unwritten.copy() if each.cancel()]
+        if left:
+            self.news.append(f"{describe.counted(len(left), 'result')} could not be kept, because the run was stopped")
+        self._writers.shutdown()
 
     def here(self, key: str, record: RunRecord) -> Here:
         """Return the item's own directory, and the checkpoint from which the ranks of its next attempt continue."""
@@ -106,12 +117,12 @@ class Kept:
         directory = self._directories[key]
         return directory.here(record, directory.last(record))
 
-    def _write(self) -> None:
-        """Write one result after another until close() is called. Runs in a thread."""
-        while (found := self._waiting.get()) is not None:
-            try:
-                self._results.write(*found)
-            except Exception as error:  # of any type: each storage has its own errors
+    def _write(self, key: str, result: Result) -> None:
+        """Write a result. If this fails for the first time, tell the user. Runs in a thread."""
+        try:
+            self._results.write(key, result)
+        except Exception as error:  # of any type: each storage has its own errors
+            with self._lock:
                 if not self._failed:
                     self.news.append(f"{error} The run continues, but not all of its results are kept.")
                 self._failed = True

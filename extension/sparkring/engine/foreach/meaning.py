@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import textwrap
 import types
@@ -82,9 +83,14 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_setting(value: Any) -> bool:
-    """Whether a value is a number, string, date or path, or a list, tuple, dict, set or dataclass of a few of these."""
+    """Whether a value is a number, string, date or path, or a list, tuple, dict, set or dataclass of a few of these.
+
+    A member of an enumeration is a setting if its value is one.
+    """
     if isinstance(value, type):
         return False
+    if isinstance(value, enum.Enum):
+        value = value.value
     if dataclasses.is_dataclass(value):
         value = [getattr(value, field.name) for field in dataclasses.fields(value)]
     elif isinstance(value, dict):

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sparkring.engine.foreach.items import Items, Problem
 from sparkring.engine.foreach.schedule import Attempt, Item, Schedule
 from sparkring.engine.foreach.slot import Ended, Slot, SlotSettings
-from sparkring.engine.foreach.slots import Slots
+from sparkring.engine.foreach.slots import LOOK_EVERY_S, Slots
 from sparkring.engine.recorder import Recorder
 from sparkring.errors import LaunchError
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events
 from sparkring.history.events import Event, Failure
+from sparkring.history.item_records import ItemRecord
 from sparkring.runtime.interrupts import Interrupts
 from sparkring.runtime.report import short_repr
 
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 TAKE_S = 0.005  # take items for this long, then poll the slots
+TELL_AFTER_S = 1.0  # if it takes longer than this to write the results at the end of a run, the user is told
 STOP_GRACE_S = 0.5  # when a run ends, ranks that are running an item are interrupted, and are killed after this time
 
 
 class Pool:
     """Runs `items` in the order that `schedule` decides. `request_for(attempt)` makes the request for an attempt.
 
-    `values` and `failures` map the numbers of the items that have ended so far to their values and failures, and
+    `values`, `failures` and `records` map the numbers of the items that have ended so far to their values, failures and
+    records. The run's record forgets items if there are many; `records` contains all, but only with what a table shows.
     `measured` lists what ranks have measured. `error` is the exception that the user's iterable raised, or None. Items
     whose results are already in `kept` do not run. A search's iterator steers the run: the pool tells the iterator what
     items report and how they end. With `stay`, no slot ends its ranks before all items have ended.
@@ -54,6 +57,7 @@ class Pool:
     ) -> None:
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
+        self.records: dict[int, ItemRecord] = {}
         self.error: BaseException | None = None
         self.measured: list[events.ItemMeasured] = []
         self._items = items
@@ -291,24 +295,25 @@ class Pool:
             self._planned = planned
             found.insert(0, planned)
         self._recorder.add(found)
+        over = 0
         for event in found:
             if isinstance(event, events.ItemStarted):
                 self._begun_until = max(self._begun_until, event.item + 1)
             elif isinstance(event, events.ItemMeasured):
                 self.measured.append(event)
-        if self._unkept:
-            self._keep()
+            elif isinstance(event, events.ItemEnded):
+                over += event.ending != "again"
+        if over:
+            self._note_ended(over)
         while self._kept is not None and self._kept.news:
             self._recorder.notice(self._kept.news.popleft())
 
-    def _keep(self) -> None:
-        """Keep the results of the items that were just recorded as ended, with their curves from the record."""
-        assert self._kept is not None
+    def _note_ended(self, count: int) -> None:
+        """Note the records of the last `count` items that have ended, and keep the items' results."""
         assert self._recorder.record.items is not None
-        for over in reversed(self._recorder.record.items.ended):
-            if not self._unkept:
-                break
-            if over.item in self._unkept:
+        for over in self._recorder.record.items.ended[-count:]:
+            self.records[over.item] = over._replace(name="", value="", failure=None, parameters={}, curves={})
+            if self._kept is not None and over.item in self._unkept:
                 item, ended = self._unkept.pop(over.item)
                 self._kept.keep(item, ended, over)
 
@@ -326,13 +331,25 @@ class Pool:
             self._listen()
         self._slots.end(kill=bool(began) or self._interrupts.seen)
         if self._kept is not None:
-            self._kept.close()
+            self._finish_writing(self._kept)
         items = self._recorder.record.items
         self._tell([self._over(item.item, Ended(), "stopped") for item in (items.running if items else ())])
         self._items.forget_from(self._begun_until)
         self._told(lambda steering: steering.close(), None)
         if not self._interrupts.seen and (summary := self._told(lambda steering: steering.summary(), None)) is not None:
             self._tell([summary])
+
+    def _finish_writing(self, kept: Kept) -> None:
+        """Wait until all results have been written. An interrupt that arrives meanwhile ends the wait."""
+        stopped, self._interrupts.seen = self._interrupts.seen, False
+        if not kept.written(TELL_AFTER_S):
+            results = describe.counted(kept.unwritten, "result")
+            self._recorder.notice(f"writing {results} to {kept.location.written} (Stop ends this)")
+            while not (self._interrupts.seen or kept.written(LOOK_EVERY_S)):
+                pass
+        kept.close()
+        if stopped:
+            self._interrupts.request()
 
 
 def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:

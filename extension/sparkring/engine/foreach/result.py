@@ -34,6 +34,7 @@ class ForeachResult:
     errors: Mapping[int, Failure]
     _names: Sequence[str]
     _shown: Mapping[int, Mapping[str, Any]]
+    _records: Mapping[int, ItemRecord]
     study: Any = None
 
     @property
@@ -50,9 +51,9 @@ class ForeachResult:
         """
         import pandas
 
-        records = self._records()
-        rows = [self._row(number, records.get(number)) for number in range(len(self._shown))]
-        metrics = dict.fromkeys(name for record in records.values() for name in record.metrics)
+        records = [self._records.get(number) or ItemRecord(number, state="stopped") for number in range(len(self))]
+        rows = [self._row(record) for record in records]
+        metrics = dict.fromkeys(name for record in records for name in record.metrics)
         table = pandas.DataFrame(rows, columns=list(self._columns(metrics).values())).rename_axis("item")
         # A column of objects: otherwise, pandas would turn whole numbers into floats if an item has no value.
         values = pandas.Series(self.values, table.index, dtype=object)
@@ -77,20 +78,16 @@ class ForeachResult:
             raise OptionsError(f"best({metric!r}, mode={mode!r}): the mode must be 'min' or 'max'.")
         measured = {
             number: value
-            for number, record in self._records().items()
+            for number, record in sorted(self._records.items())
             if record.state in ("finished", "kept") and not math.isnan(value := record.metrics.get(metric, math.nan))
         }
         if not measured:
-            known = sorted({name for record in self._records().values() for name in record.metrics})
+            known = sorted({name for record in self._records.values() for name in record.metrics})
             there = (
                 f"the items have reported {', '.join(known)}" if known else "sparkring.log(mape=0.1) reports a metric"
             )
             raise OptionsError(f"best({metric!r}): no finished item has reported this metric; {there}.")
         return self.table.loc[(min if mode == "min" else max)(measured, key=measured.__getitem__)]
-
-    def _records(self) -> dict[int, ItemRecord]:
-        items = self.record.items
-        return {} if items is None else {each.item: each for each in items.known}
 
     def _columns(self, metrics: Mapping[str, object]) -> dict[tuple[str, str], str]:
         """Map the kind and the name of each column's values to the name of the column.
@@ -105,12 +102,11 @@ class ForeachResult:
                 columns[kind, name] = f"{name} ({kind})" if is_taken else name
         return columns
 
-    def _row(self, number: int, record: ItemRecord | None) -> dict[str, Any]:
+    def _row(self, record: ItemRecord) -> dict[str, Any]:
         """Return an item's row of the table. Names and metrics without a value are left out."""
-        record = record or ItemRecord(number, state="stopped")
-        failure = self.errors.get(number)
+        failure = self.errors.get(record.item)
         names = self._columns(record.metrics)
-        row = {names["item", name]: value for name, value in self._shown[number].items()}
+        row = {names["item", name]: value for name, value in self._shown[record.item].items()}
         row |= {names["metric", name]: value for name, value in record.metrics.items()}
         return row | {
             "state": record.state,

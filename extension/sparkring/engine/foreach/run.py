@@ -288,7 +288,7 @@ class ForeachRun:
         items = self.prepared.items
         study = None if items.steering is None else items.steering.study
         errors = dict(sorted(pool.failures.items()))
-        self.result = ForeachResult(recorder.record, pool.values, errors, items.names, items.shown, study)
+        self.result = ForeachResult(recorder.record, pool.values, errors, items.names, items.shown, pool.records, study)
         if isinstance(problem, RunFailed):
             problem.record = recorder.record
         if problem is not None:

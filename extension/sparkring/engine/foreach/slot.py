@@ -115,6 +115,7 @@ class Slot:
         self._kill_at = 0.0  # 0 until the item has taken too long
         self._end_at = 0.0  # when end_item() was called for the item; 0 if it was not called
         self._released = False  # whether collectives have been ended, so that the item can end
+        self._run_ends = False  # whether the item was interrupted because the run ends
         self._text = ""
         self._metrics: dict[str, float] = {}
         self._line = 0  # the cell's line that was running when the item's time was up
@@ -239,18 +240,22 @@ class Slot:
         if execution.done:
             found = self._finished(execution)
             keep = not gang.deaths
-        elif self._end_at and (not execution.running or time.monotonic() > self._end_at + END_GRACE_S):
-            found = Ended(metrics=self._metrics, seconds=execution.seconds, pruned=True)
-            keep = not (gang.deaths or execution.running)
-        elif self._kill_at and (not execution.running or time.monotonic() > self._kill_at):
-            found, keep = Ended(failure=self._too_late()), False
-        elif execution.failed_rank is not None and not (self._kill_at or self._end_at):
+        elif execution.failures and not (self._kill_at or self._released):
+            if execution.failed_rank is None:
+                return None  # a report that explains the failure may still arrive
             failure = execution.failures[execution.failed_rank]
             found = Ended(failure=failure, seconds=execution.seconds)
             usable = (
                 failure.is_exception and failure.cause != "out of memory" and not (failure.gpu and failure.gpu.is_final)
             )
             keep = usable and not (gang.deaths or execution.running)
+        elif self._end_at and (not execution.running or time.monotonic() > self._end_at + END_GRACE_S):
+            found = Ended(metrics=self._metrics, seconds=execution.seconds, pruned=True)
+            keep = not (gang.deaths or execution.running)
+        elif self._kill_at and (not execution.running or time.monotonic() > self._kill_at):
+            found, keep = Ended(failure=self._too_late()), False
+        elif execution.stopped and not (execution.running or self._run_ends):
+            found, keep = Ended(failure=_INTERRUPTED, seconds=execution.seconds), False
         else:
             return None
         self._items += 1
@@ -274,13 +279,14 @@ class Slot:
         return max(1, min(self._short_ones // 2, fit, left, AHEAD_MOST))
 
     def interrupt(self) -> None:
-        """Interrupt the item, as Ctrl-C would."""
+        """Interrupt the item, as Ctrl-C would, because the run ends. If this stops the item, ended() returns None."""
+        self._run_ends = True
         if self._gang is not None:
             self._gang.interrupt()
 
     def end_item(self) -> None:
         """Have the item end at once, because other trials are better. Unless it has just ended, it counts as pruned."""
-        if self._gang is not None and self._execution is not None and not self._end_at and not self._execution.done:
+        if self._gang is not None and self.running and not self._end_at:
             self._end_at = time.monotonic()
             self._gang.end_item()
 
@@ -328,7 +334,7 @@ class Slot:
 
     def _watch_the_time(self) -> None:
         limit_s = self._settings.timeout_each_s
-        if self._gang is None or limit_s is None or not self._began or self._kill_at:
+        if self._gang is None or limit_s is None or not self._began or self._kill_at or not self.running:
             return
         if time.monotonic() > self._began + limit_s:
             self._kill_at = time.monotonic() + TIMEOUT_GRACE_S
@@ -367,6 +373,8 @@ class Slot:
         return too_many or held_bytes > self._first_bytes + self._settings.growth_bytes
 
 
+# An interrupt was meant for the item before this one in the slot. The cause is one after which an item is tried again.
+_INTERRUPTED = Failure("lost", "interrupted together with the item before it, which took too long")
 _RETURN = "Return plain values or arrays, or save the object in the item and return its path."
 
 

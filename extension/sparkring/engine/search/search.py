@@ -110,7 +110,8 @@ def search(
     if not isinstance(prune, bool | optuna.pruners.BasePruner):
         raise OptionsError(f"search(prune={short_repr(prune, 60)}): expected True, False or one of Optuna's pruners.")
     if sampler == "grid":
-        trials = min(filter(None, (trials, space.combinations())))
+        combinations = space.combinations()
+        trials = combinations if trials is None else min(trials, combinations)
     trials = TRIALS if trials is None else int(trials)
     pruner = prune or None
     if prune is True:

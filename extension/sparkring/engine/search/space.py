@@ -27,25 +27,37 @@ class Range(NamedTuple):
 
 def uniform(low: float, high: float, *, step: float | None = None) -> Range:
     """Define a range of numbers for search(). With `step`, the only values are low, low + step, low + 2 × step, …"""
+    _check_numbers("uniform", low, high, 1 if step is None else step)
     return _checked("uniform", Range(float(low), float(high), step))
 
 
 def log_uniform(low: float, high: float) -> Range:
     """Define a range for search(): numbers from `low` (above 0) to `high`, drawn uniformly on a logarithmic scale."""
+    _check_numbers("log_uniform", low, high)
     return _checked("log_uniform", Range(float(low), float(high), log=True))
 
 
 def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> Range:
     """Define a range of whole numbers for search(). With log=True, they are drawn uniformly on a logarithmic scale."""
+    _check_numbers("integer", low, high, step)
     if any(int(each) != each for each in (low, high, step)):
         raise OptionsError(f"integer({low!r}, {high!r}): the bounds and the step must be whole numbers.")
     return _checked("integer", Range(int(low), int(high), int(step), log, whole=True))
 
 
+def _check_numbers(name: str, low: Any, high: Any, step: Any = 1) -> None:
+    """Raise OptionsError unless the bounds and the step of a range are finite numbers."""
+    try:
+        if math.isfinite(low) and math.isfinite(high) and math.isfinite(step):
+            return
+    except (TypeError, ValueError, OverflowError):  # not a number, or an int that no float can represent
+        pass
+    written = f"{name}({short_repr(low, 60) or None}, {short_repr(high, 60) or None})"
+    raise OptionsError(f"{written}: the bounds must be finite numbers, and so must the step.")
+
+
 def _checked(name: str, found: Range) -> Range:
     written = f"{name}({found.low:g}, {found.high:g})"
-    if not (math.isfinite(found.low) and math.isfinite(found.high)):
-        raise OptionsError(f"{written}: the bounds must be finite.")
     if found.low > found.high:
         raise OptionsError(f"{written}: the first number is the lower bound, so it must not be above the second.")
     if found.log and found.low <= 0:

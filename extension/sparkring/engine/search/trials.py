@@ -146,7 +146,10 @@ class Trials:
         found.last = value
         before, found.waiting = found.waiting, None
         if report.epoch is None:
-            return self._told(found, found.reports if report.step is None else report.step, value)
+            if report.step is not None:
+                return self._told(found, report.step, value)
+            self._noted(found, found.reports, value)  # the n-th reports of two trials need not be at the same point
+            return False
         if report.step is None or report.ends_epoch:
             return self._told(found, report.epoch, value)
         found.waiting = report.epoch, value
@@ -154,11 +157,16 @@ class Trials:
 
     def _told(self, found: _Running, at: int, value: float) -> bool:
         """Pass a value to Optuna, unless an earlier attempt did so. Return whether Optuna wants to prune the trial."""
+        is_new = self._noted(found, at, value)
+        return is_new and self._search.pruner is not None and bool(found.trial.should_prune())
+
+    def _noted(self, found: _Running, at: int, value: float) -> bool:
+        """Pass a value to Optuna, unless an earlier attempt did so. Return whether this was done."""
         if at <= found.at:
             return False
         found.at = at
         found.trial.report(value, at)
-        return self._search.pruner is not None and bool(found.trial.should_prune())
+        return True
 
     def problem(self, number: int, metrics: Mapping[str, float]) -> Failure | None:
         if self.metric in metrics or number not in self._running:

@@ -110,7 +110,9 @@ class TimelinePart(NamedTuple):
 class Exited(NamedTuple):
     """The last message: the rank's process has exited with a code, or was killed by a signal.
 
-    `gpu` says what went wrong with a GPU, according to what a library printed when it aborted the process.
+    `out_of_memory` says whether memory ran out: since the rank was given its last request, the kernel has killed a
+    process of the rank's control group for this reason. `gpu` says what went wrong with a GPU, according to what a
+    library printed when it aborted the process.
     """
 
     code: int | None

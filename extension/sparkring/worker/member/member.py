@@ -76,7 +76,6 @@ class Member:
     def __init__(self, ticket: Ticket, rank: RankProcess, parent_ended: Callable[[], bool]) -> None:
         self.parent_ended = parent_ended
         self.folder = ticket.cleanup
-        self.oom_before = process.out_of_memory_kills()
         self.rank_pid = rank.pid
         self.to_rank = rank.channel
         self.stack_fd = rank.stacks
@@ -93,6 +92,7 @@ class Member:
         self.usage = usage.Meter(rank.pid)
         self.paused_until = 0.0
         self.busy_since: float | None = None  # when the rank was given its current request; None if it has none
+        self.oom_before = process.out_of_memory_kills()  # when the rank was given its last request
         self.waiting: collections.deque[bytes] = collections.deque()  # the requests that are waiting, as frames
         self.held_since: float | None = None  # when the oldest unsent report was held back
         self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
@@ -236,7 +236,7 @@ class Member:
                 self.waiting.append(self.home.receive_frame(head))
             elif head.kind in _PASSED_ON:
                 if head.kind is messages.Run:
-                    self.busy_since = time.monotonic()
+                    self.rank_is_busy()
                 self.reach_rank(lambda: self.home.pass_on(head, self.to_rank))
             else:
                 self.obey(self.home.receive_body(head))
@@ -307,8 +307,13 @@ class Member:
                 self.abandon()
         self.held_since = (self.held_since or time.monotonic()) if hold else None
         if self.waiting and self.busy_since is None:
-            self.busy_since = time.monotonic()
             self.reach_rank(lambda: self.to_rank.send_frame(self.waiting.popleft()))
+            self.rank_is_busy()  # only now: the request is small, and the rank need not wait
+
+    def rank_is_busy(self) -> None:
+        """Note that the rank has a new request."""
+        self.busy_since = time.monotonic()
+        self.oom_before = process.out_of_memory_kills()
 
     def give_back(self) -> None:
         """Return the waiting requests to the driver."""

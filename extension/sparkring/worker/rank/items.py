@@ -8,9 +8,11 @@ that an item writes to are copied. Changes that an item makes to a module, to th
 from __future__ import annotations
 
 import gc
+import math
 import mmap
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from sparkring.capture import packing
@@ -39,9 +41,9 @@ class ItemWork:
         self._at_first = dict(namespace)
         payload, *buffers = order.parts
         self._payload = bytes(payload)
-        self._buffers = [_Shared(buffer) for buffer in buffers]
+        self._buffers = SharedBuffers(buffers)
         self._order = order._replace(parts=())  # without the parts, which would be a second copy in memory
-        self.held_bytes = sum(buffer.size for buffer in self._buffers)
+        self.held_bytes = self._buffers.size
         self._cell: CompiledCell | None = None
         self._collected_bytes = 0
         self._memory = process.Resident()
@@ -64,7 +66,7 @@ class ItemWork:
         _new_sessions()
         seeds.begin((item.seed + world.world().rank * RANKS_APART) % (1 << 32))
         payload, *buffers = item.parts
-        copies = [buffer.copy_on_write() for buffer in self._buffers]
+        copies = self._buffers.copies_on_write()
         if self._order.what == "call":
             function, _ = packing.unpack_call(self._payload, copies)
             (value,) = packing.unpack_values(payload, buffers)
@@ -98,18 +100,32 @@ def _new_sessions() -> None:
             module.backend.clear_session()
 
 
-class _Shared:
-    """Data that each item gets a copy of. A copy takes memory only for the pages that the item writes to."""
+class SharedBuffers:
+    """Buffers that each item gets copies of. A copy takes memory only for the pages that the item writes to.
 
-    def __init__(self, data: messages.Buffer) -> None:
-        view = memoryview(data)
-        self.size = view.nbytes
-        self._file = os.memfd_create("sparkring") if hasattr(os, "memfd_create") else _unnamed_file()
-        while view:
-            view = view[os.write(self._file, view) :]
+    All buffers are in one file, because a process can have only so many files open, and each map of a file holds a file
+    descriptor of its own. Each buffer begins on a new page. `size` is the size of the file in bytes.
+    """
 
-    def copy_on_write(self) -> memoryview:
-        return memoryview(mmap.mmap(self._file, self.size, flags=mmap.MAP_PRIVATE))
+    def __init__(self, buffers: Sequence[messages.Buffer]) -> None:
+        self.size = 0
+        self._places: list[slice] = []
+        if buffers:
+            self._file = os.memfd_create("sparkring") if hasattr(os, "memfd_create") else _unnamed_file()
+        for buffer in buffers:
+            view = memoryview(buffer)
+            begin = math.ceil(self.size / mmap.PAGESIZE) * mmap.PAGESIZE
+            self.size = begin + view.nbytes
+            self._places.append(slice(begin, self.size))
+            while view:
+                view = view[os.pwrite(self._file, view, self.size - view.nbytes) :]
+
+    def copies_on_write(self) -> list[memoryview]:
+        """Return a copy of each buffer."""
+        if not self._places:
+            return []
+        whole = memoryview(mmap.mmap(self._file, self.size, flags=mmap.MAP_PRIVATE))
+        return [whole[place] for place in self._places]
 
 
 def _unnamed_file() -> int:

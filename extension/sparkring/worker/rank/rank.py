@@ -202,6 +202,7 @@ class Rank:
                 _leave_forked_child(0)
             self.report_value(value, request.pull)
         except BaseException as error:  # whatever ends the user's code is the outcome, and is reported
+            was_ended = self.item_ends  # read this first, since the driver may end the item at any time
             signal.signal(signal.SIGINT, _pass_over)  # again: an interrupt may have prevented the same call above
             if os.getpid() != self.pid:
                 if isinstance(error, SystemExit):
@@ -209,8 +210,10 @@ class Rank:
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(number))
-            # A failure that another rank's exit has caused needs only one line: the other rank's traceback matters.
-            if not self.item_ends:  # if the driver ended the item, the error says nothing about the user's code
+            if was_ended:  # the error says nothing about the user's code, even if it is not a KeyboardInterrupt
+                failure = failure._replace(cause="interrupt")
+            else:
+                # If another rank's exit has caused the failure, one line is enough: the other rank's traceback matters.
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
             self.tell(messages.Failed(failure, self.news()))
