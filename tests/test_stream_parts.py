@@ -14,7 +14,17 @@ from waiting import until
 
 from sparkring.checkpointing.stream_state import _state_of
 from sparkring.data.keys import shares_by_key
-from sparkring.data.micro_batches import ArrayRows, ArrowRows, Piece, Rows, StoredRows, as_ipc, parts_of, share_of
+from sparkring.data.micro_batches import (
+    ArrayRows,
+    ArrowRows,
+    Piece,
+    Rows,
+    StoredRows,
+    as_ipc,
+    parts_of,
+    rows_of,
+    share_of,
+)
 from sparkring.data.spark_streams import waiting_rows
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.past_cells import CELL_BYTES, PastCells
@@ -91,6 +101,15 @@ def test_shares_are_even_and_complete(rows: Rows) -> None:
     assert [share_of(rows, 12, rank).table()["x"].to_pylist() for rank in (0, 9, 10, 11)] == [[0], [9], [0], [1]]
     assert [part.count for part in parts_of(rows, 4)] == [3, 3, 4]
     assert [part.count for part in parts_of(rows, None)] == [10]
+
+
+def test_strings_in_a_dict_become_objects() -> None:
+    """Otherwise, the type of a column would depend on its longest string."""
+    for short, long in (("b", "bb"), (b"b", b"bb")):
+        first, second = (rows_of({"k": [short, each]}, "items") for each in (short, long))
+        assert first.kinds == second.kinds == {"k": "object"}
+        assert second.columns(frozenset())["k"].tolist() == [short, long]
+        assert second.table()["k"].to_pylist() == [short, long]
 
 
 KEYED = pa.table(

@@ -251,7 +251,8 @@ def _checked(item: Mapping[Any, Any], called: str) -> dict[str, Any]:
         array = np.asarray(value)
         if not array.ndim:
             raise DataError(f"{called}: `{name}` is a single value: {EXPECTED}.")
-        arrays[str(name)] = array
+        # NumPy's own types of text and bytes depend on the longest string.
+        arrays[str(name)] = array.astype(object) if array.dtype.kind in "US" else array
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"`{name}` has {rows:,}" for name, rows in lengths.items())
