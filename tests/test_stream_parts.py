@@ -112,6 +112,13 @@ def test_strings_in_a_dict_become_objects() -> None:
         assert second.table()["k"].to_pylist() == [short, long]
 
 
+def test_an_arrow_table_of_no_rows_with_several_values() -> None:
+    (name,) = ArrayRows({"x": np.zeros((0, 2, 3))}).table().column_names
+    assert name == "x"
+    table = ArrayRows({"x": np.arange(6).reshape(1, 2, 3)}).table()
+    assert table["x"].to_pylist() == [list(range(6))]
+
+
 KEYED = pa.table(
     {"k": ["b", None, "a", "b", "c", None], "n": [1.5, 2, 3, 1.5, float("nan"), float("nan")], "x": range(6)}
 )

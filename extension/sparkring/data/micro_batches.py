@@ -8,6 +8,7 @@ its own rows.
 from __future__ import annotations
 
 import base64
+import math
 import os
 import pickle
 from bisect import bisect_right
@@ -77,7 +78,7 @@ class ArrayRows:
 
     def table(self) -> pa.Table:
         return pa.table({
-            name: pa.array(array) if array.ndim == 1 else pa.array(list(array.reshape(len(array), -1)))
+            name: pa.array(array if array.ndim == 1 else list(array.reshape(len(array), math.prod(array.shape[1:]))))
             for name, array in self._arrays.items()
         })  # fmt: skip
 
