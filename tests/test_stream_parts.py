@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from waiting import until
 
@@ -117,6 +119,25 @@ def test_an_arrow_table_of_no_rows_with_several_values() -> None:
     assert name == "x"
     table = ArrayRows({"x": np.arange(6).reshape(1, 2, 3)}).table()
     assert table["x"].to_pylist() == [list(range(6))]
+
+
+def test_nulls_of_a_parquet_file_with_a_struct(tmp_path: Path) -> None:
+    """The leaves of a struct are columns of their own in the footer. Without statistics, there may be nulls."""
+    table = pa.table({
+        "s": [{"a": 1, "b": 2}] * 4,
+        "k": pa.array([1, None, 3, 4], pa.int64()),
+        "b": pa.array([True, True, None, True]),
+        "n": [1, 2, 3, 4],
+    })  # fmt: skip
+    for statistics, nulls in ((True, {"k", "b"}), (False, {"k", "b", "n"})):
+        path = tmp_path / f"{statistics}.parquet"
+        pq.write_table(table, path, row_group_size=2, write_statistics=statistics)
+        rows = rows_of(path, "items")
+        assert rows.with_nulls() == nulls
+        found = rows.columns(rows.with_nulls())
+        assert found["k"].tolist()[::2] == [1.0, 3.0]
+        assert found["b"].tolist() == [True, True, None, True]
+        assert found["n"].tolist() == [1, 2, 3, 4]
 
 
 KEYED = pa.table(

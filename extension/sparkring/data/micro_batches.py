@@ -270,14 +270,18 @@ def _parquet(file: Location, called: str) -> ParquetRows:
             metadata, schema = parquet.metadata, parquet.schema_arrow
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{called}: {file.written} cannot be read as a Parquet file: {error}") from error
-    nulls = set()
-    for number, field in enumerate(schema):
-        if changes_with_nulls(field.type):
-            groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
-            found = [group.column(number).statistics for group in groups if group.num_columns == len(schema)]
-            if any(each is None or not each.has_null_count or each.null_count for each in found):
-                nulls.add(field.name)
+    names = {field.name for field in schema if changes_with_nulls(field.type)}
+    nulls = names & set(_with_nulls(metadata))
     return ParquetRows(file, _kinds(schema), frozenset(nulls), 0, metadata.num_rows)
+
+
+def _with_nulls(metadata: Any) -> Iterator[str]:
+    """Yield the paths of the columns of a Parquet file that have nulls, or may have them, since nothing counts them."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):  # each field of a struct is a column of its own
+            found = column.statistics
+            if found is None or not found.has_null_count or found.null_count:
+                yield column.path_in_schema
 
 
 # ── Division among ranks ──────────────────────────────────────────────────────────────────────────────────────────────
