@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import math
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +108,12 @@ def test_shares_are_even_and_complete(rows: Rows) -> None:
     assert [part.count for part in parts_of(rows, None)] == [10]
 
 
+def in_memory(table: pa.Table, nulls: frozenset[str] = frozenset()) -> StoredRows:
+    """Return rows as those of a micro-batch that the driver has collected from Spark."""
+    pieces = [Piece(as_ipc(table).to_pybytes(), table.num_rows)]
+    return StoredRows(table.schema.serialize().to_pybytes(), pieces, nulls)
+
+
 def test_strings_in_a_dict_become_objects() -> None:
     """Otherwise, the type of a column would depend on its longest string."""
     for short, long in (("b", "bb"), (b"b", b"bb")):
@@ -179,14 +188,61 @@ def test_the_rows_of_a_key_stay_in_their_order() -> None:
             assert each.batch["x"].tolist() == sorted(each.batch["x"].tolist())
 
 
+def keyed(rows: Rows, size: int = 1) -> list[Any]:
+    """Return (key, digest, rows) for each key in the column `k`."""
+    return [
+        (each.key, each.digest, each.batch["x"].tolist())
+        for share in shares_by_key(rows, ["k"], size)
+        for each in share.of_keys(rows.with_nulls(), arrow=False)
+    ]
+
+
+def test_nulls_do_not_change_the_other_keys() -> None:
+    """A key is the column's value: an integer stays one if other rows of the micro-batch have nulls."""
+    numbers = [2, None, 2**53, 2**53 + 1, None]
+    table = pa.table({"k": pa.array(numbers, pa.int64()), "x": range(5)})
+    for rows in (ArrowRows(table), in_memory(table, frozenset({"k"}))):
+        assert rows.with_nulls() == {"k"}
+        for size in (1, 3):
+            found = keyed(rows, size)
+            assert {repr(key): values for key, _, values in found} == {
+                "2": [0],
+                "None": [1, 4],
+                str(2**53): [2],
+                str(2**53 + 1): [3],
+            }
+            assert all(digest == zlib.crc32(repr(key).encode()) for key, digest, _ in found)
+    flags = pa.table({"k": [True, None, False], "x": range(3)})
+    assert {repr(key): values for key, _, values in keyed(ArrowRows(flags))} == {"True": [0], "None": [1], "False": [2]}
+    halves = pa.table({"k": pa.array([np.float16(0.5), None], pa.float16()), "x": range(2)})
+    assert {repr(key): values for key, _, values in keyed(ArrowRows(halves))} == {"0.5": [0], "None": [1]}
+
+
+@pytest.mark.parametrize("make", [ArrayRows, lambda arrays: ArrowRows(pa.table(arrays))])
+def test_equal_keys_are_one_key(make: Any) -> None:
+    """Arrow tells 0.0 from -0.0, and one NaN from another. The keys of a state do not."""
+    rows = make({"k": np.array([0.0, math.nan, -0.0, -math.nan, 1.5]), "x": np.arange(5)})
+    assert {repr(key): values for key, _, values in keyed(rows)} == {"0.0": [0, 2], "nan": [1, 3], "1.5": [4]}
+
+
 def test_keys_that_arrow_cannot_represent() -> None:
-    rows = ArrayRows({"k": np.array([1, "a", 1j, 1], dtype=object), "x": np.arange(4)})
-    (share,) = shares_by_key(rows, ["k"], 1)
-    assert {each.key: each.batch["x"].tolist() for each in share.of_keys(frozenset(), arrow=False)} == {
-        1: [0, 3],
-        "a": [1],
-        1j: [2],
-    }
+    """Arrow would take the text "a" and the bytes b"a" for the same value."""
+    for objects, wanted in (
+        ([1, "a", b"a", np.int64(1)], {"1": [0, 3], "'a'": [1], "b'a'": [2]}),
+        (["a", b"a", None], {"'a'": [0], "b'a'": [1], "None": [2]}),
+        (["\ud800", "a", "\ud800"], {r"'\ud800'": [0, 2], "'a'": [1]}),
+        ([2**70, 1, math.nan, math.nan], {str(2**70): [0], "1": [1], "nan": [2, 3]}),
+    ):
+        rows = ArrayRows({"k": np.array(objects, dtype=object), "x": np.arange(len(objects))})
+        assert {repr(key): values for key, _, values in keyed(rows)} == wanted
+
+
+@pytest.mark.parametrize("value", [datetime.date(2024, 1, 1), decimal.Decimal(1), 1j, ["a"]])
+def test_objects_that_a_checkpoint_cannot_hold_are_refused_as_keys(value: Any) -> None:
+    objects = np.empty(2, object)
+    objects[:] = ["a", value]
+    with pytest.raises(DataError, match=f"--by k: a value of this column is a `{type(value).__name__}`, and a key"):
+        shares_by_key(ArrayRows({"k": objects}), ["k"], 2)
 
 
 def test_the_cells_to_run_again() -> None:

@@ -67,8 +67,9 @@ class ArrayRows:
     def slice(self, first: int, count: int) -> ArrayRows:
         return ArrayRows({name: array[first : first + count] for name, array in self._arrays.items()})
 
-    def select(self, names: Iterable[str]) -> ArrayRows:
-        return ArrayRows({name: self._arrays[name] for name in names})
+    def values(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return some of the columns."""
+        return {name: self._arrays[name] for name in names}
 
     def take(self, indices: Any) -> ArrayRows:
         return ArrayRows({name: array[indices] for name, array in self._arrays.items()})
@@ -107,8 +108,9 @@ class ArrowRows:
     def slice(self, first: int, count: int) -> ArrowRows:
         return ArrowRows(self._table.slice(first, count))
 
-    def select(self, names: Iterable[str]) -> ArrowRows:
-        return ArrowRows(self._table.select(list(names)))
+    def values(self, names: Iterable[str]) -> dict[str, pa.Array]:
+        """Return some of the columns as they are, without a conversion that could change values, such as integers."""
+        return {name: _whole(self._table.column(name)) for name in names}
 
     def take(self, indices: Any) -> ArrowRows:
         return ArrowRows(self._table.take(pa.array(indices)))
