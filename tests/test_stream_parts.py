@@ -33,6 +33,7 @@ from sparkring.data.micro_batches import (
 from sparkring.data.spark_streams import waiting_rows
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.past_cells import CELL_BYTES, PastCells
+from sparkring.engine.stream.run import StreamRun
 from sparkring.engine.stream.sources import IteratorSource, MicroBatch
 from sparkring.errors import DataError, OptionsError
 from sparkring.gangs.execution import Execution, Request
@@ -235,6 +236,29 @@ def test_keys_that_arrow_cannot_represent() -> None:
     ):
         rows = ArrayRows({"k": np.array(objects, dtype=object), "x": np.arange(len(objects))})
         assert {repr(key): values for key, _, values in keyed(rows)} == wanted
+
+
+TIMES = ["2024-01-01"] * 2
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(TIMES).cast(pa.date32()),
+        pa.array(TIMES).cast(pa.timestamp("ns")),
+        pa.array([1, 2], pa.time64("us")),
+        pa.array([1, 2], pa.duration("s")),
+        pa.array([decimal.Decimal("1.5")] * 2),
+        np.array(TIMES, "datetime64[ns]"),
+        np.array([1, 2], "timedelta64[s]"),
+    ],
+)
+def test_keys_that_a_checkpoint_cannot_hold_are_refused(column: Any) -> None:
+    run = StreamRun.__new__(StreamRun)  # only the options are needed
+    run._options = StreamOptions(by=("k",))
+    rows: Rows = ArrayRows({"k": column}) if isinstance(column, np.ndarray) else ArrowRows(pa.table({"k": column}))
+    with pytest.raises(DataError, match=r"--by k: the type of this column is .*: convert the column to strings"):
+        run._check_keys(MicroBatch(0, rows, ""))
 
 
 @pytest.mark.parametrize("value", [datetime.date(2024, 1, 1), decimal.Decimal(1), 1j, ["a"]])
