@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import pickle
 import threading
 import zlib
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ from sparkring.errors import DataError, OptionsError
 from sparkring.gangs.execution import Execution, Request
 from sparkring.notebook import stream
 from sparkring.runtime.fair_lock import FairLock
+from sparkring.runtime.storage import locate
 from sparkring.wire.messages import Run
 
 
@@ -113,6 +115,33 @@ def in_memory(table: pa.Table, nulls: frozenset[str] = frozenset()) -> StoredRow
     """Return rows as those of a micro-batch that the driver has collected from Spark."""
     pieces = [Piece(as_ipc(table).to_pybytes(), table.num_rows)]
     return StoredRows(table.schema.serialize().to_pybytes(), pieces, nulls)
+
+
+def test_a_rank_is_sent_only_its_rows() -> None:
+    """Rows in memory are cut, also those of the parts of a micro-batch."""
+    table = pa.table({"k": np.arange(100_000) % 100, "x": np.arange(100_000)})
+    for rows in (in_memory(table), *parts_of(in_memory(table), 50_000)):
+        most_bytes = 1.5 * rows.count * 16 / 4
+        assert all(len(pickle.dumps(share_of(rows, 4, rank), 5)) < most_bytes for rank in range(4))
+        assert all(len(pickle.dumps(share, 5)) < most_bytes for share in shares_by_key(rows, ["k"], 4))
+
+
+def test_files_are_not_cut(tmp_path: Path) -> None:
+    """The rows of a micro-batch can be in files and in memory. Ranks read files, which are not changed."""
+    path = tmp_path / "a.arrow"
+    path.write_bytes(as_ipc(TABLE.slice(2, 6)).to_pybytes())
+    first, last = (as_ipc(TABLE.slice(row, 2)).to_pybytes() for row in (0, 8))
+    pieces = [Piece(first, 2), Piece(locate(path), 6), Piece(last, 2)]
+    rows = StoredRows(TABLE.schema.serialize().to_pybytes(), pieces, frozenset({"y"}))
+    for size in (1, 2, 3, 4, 10):
+        shares = [share_of(rows, size, rank) for rank in range(size)]
+        assert [value for share in shares for value in share.table()["x"].to_pylist()] == list(range(10))
+        for share in shares:
+            inner = [share_of(share, share.count, rank).table()["x"].to_pylist() for rank in range(share.count)]
+            assert inner == [[value] for value in share.table()["x"].to_pylist()]
+    for size in (1, 3):
+        keyed = [list(share.of_keys(frozenset({"y"}), arrow=True)) for share in shares_by_key(rows, ["x"], size)]
+        assert sorted(each.key for share in keyed for each in share) == list(range(10))
 
 
 def test_strings_in_a_dict_become_objects() -> None:

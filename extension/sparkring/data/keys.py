@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sparkring.data.micro_batches import ArrayRows, ArrowRows, Rows
+from sparkring.data.micro_batches import ArrayRows, ArrowRows, ParquetRows, Rows, StoredRows
 from sparkring.errors import DataError
 
 # What a key, or a part of it, can be. A checkpoint can hold all of these.
@@ -63,11 +63,12 @@ def shares_by_key(rows: Rows, by: Sequence[str], size: int) -> list[KeyedRows]:
 
     Raises DataError if rows in this process have a value that cannot be a key.
     """
-    if not isinstance(rows, ArrayRows | ArrowRows):
+    if isinstance(rows, ParquetRows) or (isinstance(rows, StoredRows) and rows.files()):
         return [KeyedRows(rows, by, size, rank) for rank in range(size)]
-    keys, codes = _keys(rows.values(by))
+    here = _in_memory(rows)
+    keys, codes = _keys(here.values(by))
     owners = np.array([owner_of(key, size) for key in keys], np.int64)[codes]
-    return [KeyedRows(rows.take(np.flatnonzero(owners == rank)), by, size, rank) for rank in range(size)]
+    return [KeyedRows(here.take(np.flatnonzero(owners == rank)), by, size, rank) for rank in range(size)]
 
 
 def owner_of(key: Any, size: int) -> int:

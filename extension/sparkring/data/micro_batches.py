@@ -156,11 +156,21 @@ class StoredRows:
         return self._nulls
 
     def slice(self, first: int, count: int) -> StoredRows:
+        """Return a part of the rows. Pieces in memory are cut, so that a rank is not sent the rows of others."""
         first += self._first
-        ends = list(accumulate(piece.rows for piece in self._pieces))
-        begin, end = bisect_right(ends, first), bisect_right(ends, first + count - 1) + 1
-        before = ends[begin - 1] if begin else 0
-        return StoredRows(self._schema, self._pieces[begin:end], self._nulls, first - before, count)
+        pieces: list[Piece] = []
+        before = skipped = 0
+        for piece in self._pieces:
+            begin, end = max(first - before, 0), min(first + count - before, piece.rows)
+            before += piece.rows
+            if begin >= end:
+                continue
+            if isinstance(piece.file, bytes) and end - begin < piece.rows:
+                piece = Piece(as_ipc(_read_piece(piece).slice(begin, end - begin)).to_pybytes(), end - begin)
+            elif not pieces:
+                skipped = begin
+            pieces.append(piece)
+        return StoredRows(self._schema, pieces, self._nulls, skipped, count)
 
     def columns(self, nulls: frozenset[str]) -> dict[str, Any]:
         return _arrays(self.table(), nulls)
