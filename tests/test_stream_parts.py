@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import math
+import pickle
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,22 @@ from waiting import until
 
 from sparkring.checkpointing.stream_state import StreamState, _state_of
 from sparkring.data.keys import shares_by_key
-from sparkring.data.micro_batches import ArrayRows, ArrowRows, Piece, Rows, StoredRows, as_ipc, parts_of, share_of
+from sparkring.data.micro_batches import (
+    ArrayRows,
+    ArrowRows,
+    Piece,
+    Rows,
+    StoredRows,
+    as_ipc,
+    parts_of,
+    rows_of,
+    share_of,
+)
 from sparkring.data.spark_streams import waiting_rows
 from sparkring.data.watch import FOOTERS, watch
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.past_cells import CELL_BYTES, PastCells
+from sparkring.engine.stream.run import StreamRun
 from sparkring.engine.stream.sources import IteratorSource, MicroBatch
 from sparkring.errors import DataError, OptionsError
 from sparkring.gangs.execution import Execution, Request
@@ -28,6 +43,7 @@ from sparkring.notebook import stream
 from sparkring.runtime import resume_point
 from sparkring.runtime.fair_lock import FairLock
 from sparkring.runtime.resume_point import Here
+from sparkring.runtime.storage import locate
 from sparkring.wire.messages import Run
 
 
@@ -98,6 +114,74 @@ def test_shares_are_even_and_complete(rows: Rows) -> None:
     assert [part.count for part in parts_of(rows, None)] == [10]
 
 
+def in_memory(table: pa.Table, nulls: frozenset[str] = frozenset()) -> StoredRows:
+    """Return rows as those of a micro-batch that the driver has collected from Spark."""
+    pieces = [Piece(as_ipc(table).to_pybytes(), table.num_rows)]
+    return StoredRows(table.schema.serialize().to_pybytes(), pieces, nulls)
+
+
+def test_a_rank_is_sent_only_its_rows() -> None:
+    """Rows in memory are cut, also those of the parts of a micro-batch."""
+    table = pa.table({"k": np.arange(100_000) % 100, "x": np.arange(100_000)})
+    for rows in (in_memory(table), *parts_of(in_memory(table), 50_000)):
+        most_bytes = 1.5 * rows.count * 16 / 4
+        assert all(len(pickle.dumps(share_of(rows, 4, rank), 5)) < most_bytes for rank in range(4))
+        assert all(len(pickle.dumps(share, 5)) < most_bytes for share in shares_by_key(rows, ["k"], 4))
+
+
+def test_files_are_not_cut(tmp_path: Path) -> None:
+    """The rows of a micro-batch can be in files and in memory. Ranks read files, which are not changed."""
+    path = tmp_path / "a.arrow"
+    path.write_bytes(as_ipc(TABLE.slice(2, 6)).to_pybytes())
+    first, last = (as_ipc(TABLE.slice(row, 2)).to_pybytes() for row in (0, 8))
+    pieces = [Piece(first, 2), Piece(locate(path), 6), Piece(last, 2)]
+    rows = StoredRows(TABLE.schema.serialize().to_pybytes(), pieces, frozenset({"y"}))
+    for size in (1, 2, 3, 4, 10):
+        shares = [share_of(rows, size, rank) for rank in range(size)]
+        assert [value for share in shares for value in share.table()["x"].to_pylist()] == list(range(10))
+        for share in shares:
+            inner = [share_of(share, share.count, rank).table()["x"].to_pylist() for rank in range(share.count)]
+            assert inner == [[value] for value in share.table()["x"].to_pylist()]
+    for size in (1, 3):
+        keyed = [list(share.of_keys(frozenset({"y"}), arrow=True)) for share in shares_by_key(rows, ["x"], size)]
+        assert sorted(each.key for share in keyed for each in share) == list(range(10))
+
+
+def test_strings_in_a_dict_become_objects() -> None:
+    """Otherwise, the type of a column would depend on its longest string."""
+    for short, long in (("b", "bb"), (b"b", b"bb")):
+        first, second = (rows_of({"k": [short, each]}, "items") for each in (short, long))
+        assert first.kinds == second.kinds == {"k": "object"}
+        assert second.columns(frozenset())["k"].tolist() == [short, long]
+        assert second.table()["k"].to_pylist() == [short, long]
+
+
+def test_an_arrow_table_of_no_rows_with_several_values() -> None:
+    (name,) = ArrayRows({"x": np.zeros((0, 2, 3))}).table().column_names
+    assert name == "x"
+    table = ArrayRows({"x": np.arange(6).reshape(1, 2, 3)}).table()
+    assert table["x"].to_pylist() == [list(range(6))]
+
+
+def test_nulls_of_a_parquet_file_with_a_struct(tmp_path: Path) -> None:
+    """The leaves of a struct are columns of their own in the footer. Without statistics, there may be nulls."""
+    table = pa.table({
+        "s": [{"a": 1, "b": 2}] * 4,
+        "k": pa.array([1, None, 3, 4], pa.int64()),
+        "b": pa.array([True, True, None, True]),
+        "n": [1, 2, 3, 4],
+    })  # fmt: skip
+    for statistics, nulls in ((True, {"k", "b"}), (False, {"k", "b", "n"})):
+        path = tmp_path / f"{statistics}.parquet"
+        pq.write_table(table, path, row_group_size=2, write_statistics=statistics)
+        rows = rows_of(path, "items")
+        assert rows.with_nulls() == nulls
+        found = rows.columns(rows.with_nulls())
+        assert found["k"].tolist()[::2] == [1.0, 3.0]
+        assert found["b"].tolist() == [True, True, None, True]
+        assert found["n"].tolist() == [1, 2, 3, 4]
+
+
 KEYED = pa.table(
     {"k": ["b", None, "a", "b", "c", None], "n": [1.5, 2, 3, 1.5, float("nan"), float("nan")], "x": range(6)}
 )
@@ -137,14 +221,84 @@ def test_the_rows_of_a_key_stay_in_their_order() -> None:
             assert each.batch["x"].tolist() == sorted(each.batch["x"].tolist())
 
 
+def keyed(rows: Rows, size: int = 1) -> list[Any]:
+    """Return (key, digest, rows) for each key in the column `k`."""
+    return [
+        (each.key, each.digest, each.batch["x"].tolist())
+        for share in shares_by_key(rows, ["k"], size)
+        for each in share.of_keys(rows.with_nulls(), arrow=False)
+    ]
+
+
+def test_nulls_do_not_change_the_other_keys() -> None:
+    """A key is the column's value: an integer stays one if other rows of the micro-batch have nulls."""
+    numbers = [2, None, 2**53, 2**53 + 1, None]
+    table = pa.table({"k": pa.array(numbers, pa.int64()), "x": range(5)})
+    for rows in (ArrowRows(table), in_memory(table, frozenset({"k"}))):
+        assert rows.with_nulls() == {"k"}
+        for size in (1, 3):
+            found = keyed(rows, size)
+            assert {repr(key): values for key, _, values in found} == {
+                "2": [0],
+                "None": [1, 4],
+                str(2**53): [2],
+                str(2**53 + 1): [3],
+            }
+            assert all(digest == zlib.crc32(repr(key).encode()) for key, digest, _ in found)
+    flags = pa.table({"k": [True, None, False], "x": range(3)})
+    assert {repr(key): values for key, _, values in keyed(ArrowRows(flags))} == {"True": [0], "None": [1], "False": [2]}
+    halves = pa.table({"k": pa.array([np.float16(0.5), None], pa.float16()), "x": range(2)})
+    assert {repr(key): values for key, _, values in keyed(ArrowRows(halves))} == {"0.5": [0], "None": [1]}
+
+
+@pytest.mark.parametrize("make", [ArrayRows, lambda arrays: ArrowRows(pa.table(arrays))])
+def test_equal_keys_are_one_key(make: Any) -> None:
+    """Arrow tells 0.0 from -0.0, and one NaN from another. The keys of a state do not."""
+    rows = make({"k": np.array([0.0, math.nan, -0.0, -math.nan, 1.5]), "x": np.arange(5)})
+    assert {repr(key): values for key, _, values in keyed(rows)} == {"0.0": [0, 2], "nan": [1, 3], "1.5": [4]}
+
+
 def test_keys_that_arrow_cannot_represent() -> None:
-    rows = ArrayRows({"k": np.array([1, "a", 1j, 1], dtype=object), "x": np.arange(4)})
-    (share,) = shares_by_key(rows, ["k"], 1)
-    assert {each.key: each.batch["x"].tolist() for each in share.of_keys(frozenset(), arrow=False)} == {
-        1: [0, 3],
-        "a": [1],
-        1j: [2],
-    }
+    """Arrow would take the text "a" and the bytes b"a" for the same value."""
+    for objects, wanted in (
+        ([1, "a", b"a", np.int64(1)], {"1": [0, 3], "'a'": [1], "b'a'": [2]}),
+        (["a", b"a", None], {"'a'": [0], "b'a'": [1], "None": [2]}),
+        (["\ud800", "a", "\ud800"], {r"'\ud800'": [0, 2], "'a'": [1]}),
+        ([2**70, 1, math.nan, math.nan], {str(2**70): [0], "1": [1], "nan": [2, 3]}),
+    ):
+        rows = ArrayRows({"k": np.array(objects, dtype=object), "x": np.arange(len(objects))})
+        assert {repr(key): values for key, _, values in keyed(rows)} == wanted
+
+
+TIMES = ["2024-01-01"] * 2
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(TIMES).cast(pa.date32()),
+        pa.array(TIMES).cast(pa.timestamp("ns")),
+        pa.array([1, 2], pa.time64("us")),
+        pa.array([1, 2], pa.duration("s")),
+        pa.array([decimal.Decimal("1.5")] * 2),
+        np.array(TIMES, "datetime64[ns]"),
+        np.array([1, 2], "timedelta64[s]"),
+    ],
+)
+def test_keys_that_a_checkpoint_cannot_hold_are_refused(column: Any) -> None:
+    run = StreamRun.__new__(StreamRun)  # only the options are needed
+    run._options = StreamOptions(by=("k",))
+    rows: Rows = ArrayRows({"k": column}) if isinstance(column, np.ndarray) else ArrowRows(pa.table({"k": column}))
+    with pytest.raises(DataError, match=r"--by k: the type of this column is .*: convert the column to strings"):
+        run._check_keys(MicroBatch(0, rows, ""))
+
+
+@pytest.mark.parametrize("value", [datetime.date(2024, 1, 1), decimal.Decimal(1), 1j, ["a"]])
+def test_objects_that_a_checkpoint_cannot_hold_are_refused_as_keys(value: Any) -> None:
+    objects = np.empty(2, object)
+    objects[:] = ["a", value]
+    with pytest.raises(DataError, match=f"--by k: a value of this column is a `{type(value).__name__}`, and a key"):
+        shares_by_key(ArrayRows({"k": objects}), ["k"], 2)
 
 
 def test_the_cells_to_run_again() -> None:

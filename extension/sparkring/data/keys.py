@@ -5,6 +5,7 @@ Each key belongs to one rank, which has the state of this key.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sparkring.data.micro_batches import ArrayRows, ArrowRows, Rows
+from sparkring.data.micro_batches import ArrayRows, ArrowRows, ParquetRows, Rows, StoredRows
+from sparkring.errors import DataError
+
+# What a key, or a part of it, can be. A checkpoint can hold all of these.
+_TYPES = (type(None), bool, int, float, str, bytes)
 
 
 class OfKey(NamedTuple):
@@ -35,8 +40,8 @@ class KeyedRows:
 
     def of_keys(self, nulls: frozenset[str], *, arrow: bool) -> Iterator[OfKey]:
         """Yield the rows of one key after another, in the order of the keys' digests."""
-        columns = self._rows.columns(nulls)
-        keys, codes = _keys({name: columns[name] for name in self._by})
+        rows = _in_memory(self._rows)
+        keys, codes = _keys(rows.values(self._by))
         mine = [(_digest(key), repr(key), code) for code, key in enumerate(keys)]
         mine = sorted(each for each in mine if owner_of(keys[each[2]], self._size) == self._rank)
         order = np.argsort(codes, kind="stable")  # the rows of a key stay in their order
@@ -44,7 +49,7 @@ class KeyedRows:
         begins = ends - np.bincount(codes, minlength=len(keys))
         chosen = [order[begins[code] : ends[code]] for _, _, code in mine]
         indices = np.concatenate(chosen) if chosen else order[:0]
-        sorted_rows: Any = self._rows.table().take(pa.array(indices)) if arrow else _take(columns, indices)
+        sorted_rows: Any = rows.take(indices).table() if arrow else _take(rows.columns(nulls), indices)
         first = 0
         for (digest, _, code), each in zip(mine, chosen, strict=True):
             span = slice(first, first + len(each))
@@ -54,12 +59,16 @@ class KeyedRows:
 
 
 def shares_by_key(rows: Rows, by: Sequence[str], size: int) -> list[KeyedRows]:
-    """Return the rows of each rank. Rows in this process are divided here; ranks read files as a whole."""
-    if not isinstance(rows, ArrayRows | ArrowRows):
+    """Return the rows of each rank. Rows in this process are divided here; ranks read files as a whole.
+
+    Raises DataError if rows in this process have a value that cannot be a key.
+    """
+    if isinstance(rows, ParquetRows) or (isinstance(rows, StoredRows) and rows.files()):
         return [KeyedRows(rows, by, size, rank) for rank in range(size)]
-    keys, codes = _keys(rows.select(by).columns(rows.with_nulls()))
+    here = _in_memory(rows)
+    keys, codes = _keys(here.values(by))
     owners = np.array([owner_of(key, size) for key in keys], np.int64)[codes]
-    return [KeyedRows(rows.take(np.flatnonzero(owners == rank)), by, size, rank) for rank in range(size)]
+    return [KeyedRows(here.take(np.flatnonzero(owners == rank)), by, size, rank) for rank in range(size)]
 
 
 def owner_of(key: Any, size: int) -> int:
@@ -68,31 +77,61 @@ def owner_of(key: Any, size: int) -> int:
 
 
 def as_key(value: Any) -> Any:
-    """Return a key such that two keys with NaN are equal, and a list, as which a tuple may have been saved, a tuple."""
+    """Return a key in the form that digests, dicts and checkpoints use.
+
+    NaN is always the same object, so that it equals itself, -0.0 is 0.0, and a list, as which a tuple may have been
+    saved, is a tuple.
+    """
     if isinstance(value, list | tuple):
         return tuple(map(as_key, value))
-    return math.nan if isinstance(value, float) and math.isnan(value) else value
+    if isinstance(value, float):
+        return math.nan if math.isnan(value) else value + 0.0
+    return value
+
+
+def _in_memory(rows: Rows) -> ArrayRows | ArrowRows:
+    """Return the rows as arrays or an Arrow table, so that files are read only once."""
+    return rows if isinstance(rows, ArrayRows | ArrowRows) else ArrowRows(rows.table())
 
 
 def _keys(columns: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """Return the different keys, and the number of the key of each row in this list."""
-    codes: Any = None
-    for array in columns.values():
-        more = _codes(array)
-        codes = more if codes is None else codes * (int(more.max(initial=0)) + 1) + more
-        _, codes = np.unique(codes, return_inverse=True)
-    _, first = np.unique(codes, return_index=True)
-    values = [array[first].tolist() for array in columns.values()]
-    return [as_key(key) for key in (values[0] if len(values) == 1 else zip(*values, strict=True))], codes
+    codes: Any = 0
+    for name, column in columns.items():
+        more = _codes(column, name)
+        codes = codes * (int(more.max(initial=0)) + 1) + more
+        _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
+    values = [[_value(each, name) for each in column.take(first).tolist()] for name, column in columns.items()]
+    keys = values[0] if len(values) == 1 else list(zip(*values, strict=True))
+    numbers: dict[Any, int] = {}
+    merged = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+    return list(numbers), merged[codes]
 
 
-def _codes(array: Any) -> Any:
-    """Return a number for each value of a column: the same number for equal values."""
-    try:
-        return pa.array(array).dictionary_encode("encode").indices.to_numpy().astype(np.int64)
-    except (pa.ArrowException, NotImplementedError):  # not a type of Arrow
-        numbers: dict[Any, int] = {}
-        return np.array([numbers.setdefault(as_key(value), len(numbers)) for value in array.tolist()], np.int64)
+def _codes(column: Any, name: str) -> Any:
+    """Return a number for each value of a column. Different values have different numbers.
+
+    Equal values have the same number, except that Arrow tells 0.0 from -0.0, and one NaN from another.
+    """
+    with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeError):  # Arrow cannot represent all values
+        array = column if isinstance(column, pa.Array) else pa.array(column)
+        # If Python objects are of several types, Arrow may convert them, and so make one value of two.
+        if isinstance(column, pa.Array) or column.dtype != object or pa.types.is_string(array.type):
+            return array.dictionary_encode("encode").indices.to_numpy().astype(np.int64)
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(_value(each, name), len(numbers)) for each in column.tolist()], np.int64)
+
+
+def _value(value: Any, name: str) -> Any:
+    """Return a value of the column `name` as a key. Raise DataError if it cannot be one."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) not in _TYPES:
+        raise DataError(
+            f"--by {name}: a value of this column is a `{type(value).__name__}`, and a key must be text, bytes, a "
+            "number, a boolean or None: convert the column to strings or integers."
+        )
+    return as_key(value)
 
 
 def _digest(key: Any) -> int:

@@ -8,6 +8,7 @@ its own rows.
 from __future__ import annotations
 
 import base64
+import math
 import os
 import pickle
 from bisect import bisect_right
@@ -66,8 +67,9 @@ class ArrayRows:
     def slice(self, first: int, count: int) -> ArrayRows:
         return ArrayRows({name: array[first : first + count] for name, array in self._arrays.items()})
 
-    def select(self, names: Iterable[str]) -> ArrayRows:
-        return ArrayRows({name: self._arrays[name] for name in names})
+    def values(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return some of the columns."""
+        return {name: self._arrays[name] for name in names}
 
     def take(self, indices: Any) -> ArrayRows:
         return ArrayRows({name: array[indices] for name, array in self._arrays.items()})
@@ -77,7 +79,7 @@ class ArrayRows:
 
     def table(self) -> pa.Table:
         return pa.table({
-            name: pa.array(array) if array.ndim == 1 else pa.array(list(array.reshape(len(array), -1)))
+            name: pa.array(array if array.ndim == 1 else list(array.reshape(len(array), math.prod(array.shape[1:]))))
             for name, array in self._arrays.items()
         })  # fmt: skip
 
@@ -106,8 +108,9 @@ class ArrowRows:
     def slice(self, first: int, count: int) -> ArrowRows:
         return ArrowRows(self._table.slice(first, count))
 
-    def select(self, names: Iterable[str]) -> ArrowRows:
-        return ArrowRows(self._table.select(list(names)))
+    def values(self, names: Iterable[str]) -> dict[str, pa.Array]:
+        """Return some of the columns as they are, without a conversion that could change values, such as integers."""
+        return {name: _whole(self._table.column(name)) for name in names}
 
     def take(self, indices: Any) -> ArrowRows:
         return ArrowRows(self._table.take(pa.array(indices)))
@@ -153,11 +156,21 @@ class StoredRows:
         return self._nulls
 
     def slice(self, first: int, count: int) -> StoredRows:
+        """Return a part of the rows. Pieces in memory are cut, so that a rank is not sent the rows of others."""
         first += self._first
-        ends = list(accumulate(piece.rows for piece in self._pieces))
-        begin, end = bisect_right(ends, first), bisect_right(ends, first + count - 1) + 1
-        before = ends[begin - 1] if begin else 0
-        return StoredRows(self._schema, self._pieces[begin:end], self._nulls, first - before, count)
+        pieces: list[Piece] = []
+        before = skipped = 0
+        for piece in self._pieces:
+            begin, end = max(first - before, 0), min(first + count - before, piece.rows)
+            before += piece.rows
+            if begin >= end:
+                continue
+            if isinstance(piece.file, bytes) and end - begin < piece.rows:
+                piece = Piece(as_ipc(_read_piece(piece).slice(begin, end - begin)).to_pybytes(), end - begin)
+            elif not pieces:
+                skipped = begin
+            pieces.append(piece)
+        return StoredRows(self._schema, pieces, self._nulls, skipped, count)
 
     def columns(self, nulls: frozenset[str]) -> dict[str, Any]:
         return _arrays(self.table(), nulls)
@@ -251,7 +264,8 @@ def _checked(item: Mapping[Any, Any], called: str) -> dict[str, Any]:
         array = np.asarray(value)
         if not array.ndim:
             raise DataError(f"{called}: `{name}` is a single value: {EXPECTED}.")
-        arrays[str(name)] = array
+        # NumPy's own types of text and bytes depend on the longest string.
+        arrays[str(name)] = array.astype(object) if array.dtype.kind in "US" else array
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"`{name}` has {rows:,}" for name, rows in lengths.items())
@@ -268,14 +282,18 @@ def _parquet(file: Location, called: str) -> ParquetRows:
             metadata, schema = parquet.metadata, parquet.schema_arrow
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{called}: {file.written} cannot be read as a Parquet file: {error}") from error
-    nulls = set()
-    for number, field in enumerate(schema):
-        if changes_with_nulls(field.type):
-            groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
-            found = [group.column(number).statistics for group in groups if group.num_columns == len(schema)]
-            if any(each is None or not each.has_null_count or each.null_count for each in found):
-                nulls.add(field.name)
+    names = {field.name for field in schema if changes_with_nulls(field.type)}
+    nulls = names & set(_with_nulls(metadata))
     return ParquetRows(file, _kinds(schema), frozenset(nulls), 0, metadata.num_rows)
+
+
+def _with_nulls(metadata: Any) -> Iterator[str]:
+    """Yield the paths of the columns of a Parquet file that have nulls, or may have them, since nothing counts them."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):  # each field of a struct is a column of its own
+            found = column.statistics
+            if found is None or not found.has_null_count or found.null_count:
+                yield column.path_in_schema
 
 
 # ── Division among ranks ──────────────────────────────────────────────────────────────────────────────────────────────
