@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparkring.history import events
 from sparkring.history.record import RECENT_LINES, RunRecord, apply, replay
-from sparkring.views.live import SECTIONS, SECTIONS_PAUSE_S, STATE_PAUSE_S, Feed, state_message, whole
+from sparkring.views.live import SECTIONS, SECTIONS_PAUSE_S, STATE_PAUSE_S, Feed, size_bytes, state_message, whole
 
 BEGAN = 1_000.0
 STARTED = events.RunStarted(BEGAN, "run-1", "title", "%%horovod -n -2\nprint(1)", 2, "local", "horovod", "all")
@@ -103,6 +103,18 @@ def test_what_logs_leaves_out_is_not_told():
     )
     (told,) = of_kind(whole(record, BEGAN + 2), "lines")
     assert (told["text"], told["rank"], told["count"]) == (["yes", "and"], [1, 1], 1)
+
+
+def test_a_page_knows_which_lines_it_is_told(running):
+    """Without messages of several lines, and if all lines are shown, the page can count, and the message is smaller."""
+    said = [printed(1, "one\n"), printed(0, "two\n"), events.UserMessage("a\nb", time=BEGAN + 2, rank=0), printed(0, "c\n")]
+    (told,) = of_kind(whole(replay(said[:2], running), BEGAN + 2), "lines")
+    assert "line" not in told
+    (told,) = of_kind(whole(replay(said, running), BEGAN + 2), "lines")
+    assert (told["text"], told["line"]) == (["one", "two", "a", "b", "c"], [0, 1, 2, 2, 3])
+    (rank0,) = of_kind(whole(replay([STARTED._replace(logs="rank0"), *UP, *said]), BEGAN + 2), "lines")
+    assert (rank0["text"], rank0["line"], rank0["count"]) == (["two", "a", "b", "c"], [0, 1, 1, 2], 3)
+    assert size_bytes(told) > size_bytes({**told, "line": []})
 
 
 def test_the_state_is_told_when_it_changes_and_not_too_often(running):
