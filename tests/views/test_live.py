@@ -107,7 +107,12 @@ def test_what_logs_leaves_out_is_not_told():
 
 def test_a_page_knows_which_lines_it_is_told(running):
     """Without messages of several lines, and if all lines are shown, the page can count, and the message is smaller."""
-    said = [printed(1, "one\n"), printed(0, "two\n"), events.UserMessage("a\nb", time=BEGAN + 2, rank=0), printed(0, "c\n")]
+    said = [
+        printed(1, "one\n"),
+        printed(0, "two\n"),
+        events.UserMessage("a\nb", time=BEGAN + 2, rank=0),
+        printed(0, "c\n"),
+    ]
     (told,) = of_kind(whole(replay(said[:2], running), BEGAN + 2), "lines")
     assert "line" not in told
     (told,) = of_kind(whole(replay(said, running), BEGAN + 2), "lines")
@@ -245,6 +250,20 @@ def test_a_display_is_sent_once(running):
     assert [ranks for _, ranks, _ in told["order"]] == [[1], [0]]
     assert "two" in told["html"].values(), "what a rank shows is made harmless"
     assert of_kind(feed.news(record, BEGAN + 120), "displays") == []
+
+
+def test_a_display_that_is_shown_again_is_sent_again(running):
+    """A page keeps only the displays in the order. A display is not in it while it equals that of a lower rank."""
+    feed = Feed()
+    one = events.Displayed(1, "text/html", b"<b>one</b>", "one", time=BEGAN + 2, rank=1)
+    record = apply(running, one)
+    (first,) = of_kind(feed.news(record, BEGAN + 2), "displays")
+    record = apply(record, one._replace(time=BEGAN + 3, rank=0))
+    (told,) = of_kind(feed.news(record, BEGAN + 60), "displays")
+    assert told["order"] != first["order"]
+    record = apply(record, one._replace(data=b"two", time=BEGAN + 4, rank=0))
+    (told,) = of_kind(feed.news(record, BEGAN + 90), "displays")
+    assert first["html"].items() < told["html"].items()
 
 
 def test_the_page_knows_with_which_magic_a_cell_begins(running):

@@ -7,7 +7,8 @@ A message is a dict of JSON values with the `run` and a `kind`:
               stdout, "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and `html`.
               If some new lines are not shown, or are messages of several lines, `line` is another column: the index
               among the new lines. `html` maps the indices of lines with colours to HTML. `noise` holds the indices of
-              TensorFlow's start-up messages. `pending` holds the lines whose end has not been printed yet, in the same columns
+              TensorFlow's start-up messages. `pending` holds the lines whose end has not been printed yet, in the same
+              columns
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of the sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts). If a curve has only grown, its new points are sent (charts.since)
@@ -163,7 +164,7 @@ class Feed:
             for key, each in every.items()
         ]
         new = every.keys() - self._displays_sent
-        self._displays_sent |= new
+        self._displays_sent = set(every)
         html = {key: displays.body_html(every[key].display) for key in every if key in new}
         told = [(key, found, round(time, 1)) for key, found, time in sorted(order, key=lambda each: each[2])]
         return [{"kind": "displays", "order": told, "html": html}]

@@ -1,6 +1,7 @@
 // Stores what the page knows about runs from the messages of views/live.py. Strings in these messages contain no control
 // codes. HTML in the messages was made and escaped by the extension, so it can be put into the page.
 
+import { known } from "./displays.js";
 import { make } from "./elements.js";
 import { Items } from "./items.js";
 import { keepKeys, stopKeys } from "./keys.js";
@@ -31,7 +32,7 @@ class Run {
     this.html = {};
     this.search = null; // the last message of kind "search"
     this.curves = null; // the last message of kind "charts", with all points
-    this.displays = null; // the last message of kind "displays", with the HTML of all displays
+    this.displays = null; // the displays in the last message of kind "displays", with their HTML
     this.offset = 0; // this machine's clock minus the kernel's, in seconds
     this.heard = this.stops = this.stopping = this.answers = false;
     this.panels = new Map(); // maps the places in the page to the panels there
@@ -57,7 +58,7 @@ class Run {
     else if (message.kind === "search") this.search = message;
     else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "charts") this.curves = joined(this.curves, message);
-    else if (message.kind === "displays") this.displays = { ...message, html: { ...this.displays?.html, ...message.html } };
+    else if (message.kind === "displays") this.displays = known(this.displays, message);
     else if (message.kind === "heard") {
       this.heard = true;
       this.stops = message.stops;
