@@ -4,7 +4,7 @@
 import { known } from "./displays.js";
 import { make } from "./elements.js";
 import { Items } from "./items.js";
-import { keepKeys, stopKeys } from "./keys.js";
+import { guardKeys } from "./keys.js";
 import { Lines } from "./lines.js";
 import { tellEnd } from "./notify.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
@@ -138,8 +138,7 @@ export class Runs {
       if (changes.some((change) => !change.target.closest?.(".sr-panel"))) this.look();
     });
     this.watch.observe(document.body, { childList: true, subtree: true });
-    window.addEventListener("keydown", keepKeys, true);
-    document.addEventListener("keydown", stopKeys);
+    this.leaveKeys = guardKeys();
     this.begin(model.get("snapshot") ?? []);
     this.look();
   }
@@ -248,8 +247,7 @@ export class Runs {
     if (this.closed) return;
     this.closed = true;
     this.watch.disconnect();
-    window.removeEventListener("keydown", keepKeys, true);
-    document.removeEventListener("keydown", stopKeys);
+    this.leaveKeys();
     this.leave(this.model);
     for (const id of [...this.runs.keys()]) this.forget(id);
   }
