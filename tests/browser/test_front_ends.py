@@ -158,11 +158,17 @@ def test_axe_finds_nothing(page: Page, name: str) -> None:
 
 
 def test_what_a_rank_asks_can_be_answered(page: Page) -> None:
-    """While the kernel asks itself, there is no field. Each question is answered once, and keys stay in the field."""
+    """While the kernel asks itself, there is no field. Each question is answered once, and keys stay in the field.
+
+    After a restart, the requests of a rank have the same numbers again.
+    """
     begin(page, "running")
     page.evaluate("window.view(document.querySelector('#cell'))")
     *others, state = messages("running")
-    asks = [{"rank": rank, "number": 7, "prompt": f"name of <b>{rank}</b>?", "hidden": rank == 3} for rank in (2, 3)]
+    asks = [
+        {"rank": rank, "number": 7, "time": 1.5, "prompt": f"name of <b>{rank}</b>?", "hidden": rank == 3}
+        for rank in (2, 3)
+    ]
     for message in (*others, {**state, "asks": asks}):
         page.evaluate("(message) => window.hear(message)", message)
     expect(page.locator(".sr-prompt")).to_have_text("rank 2 asks (1 more waiting): name of <b>2</b>?")
@@ -179,6 +185,9 @@ def test_what_a_rank_asks_can_be_answered(page: Page) -> None:
     expect(page.locator(".sr-asks")).to_be_hidden()
     answers = [each for each in page.evaluate("window.sent") if each["kind"] == "answer"]
     assert [(each["rank"], each["number"], each["text"]) for each in answers] == [(2, 7, "Ann"), (3, 7, "secret")]
+    page.evaluate("(message) => window.hear(message)", {**state, "asks": [{**asks[0], "time": 9.5}]})
+    expect(field).to_be_visible()
+    expect(field).to_have_value("")
 
 
 def test_the_end_is_told_to_those_who_look_elsewhere(page: Page) -> None:

@@ -230,6 +230,13 @@ def test_a_thousand_ranks_are_a_message_of_some_kilobytes():
     assert len(json.dumps(state_message(record, BEGAN + 2))) < 64_000
 
 
+def test_what_ranks_ask(running):
+    """The time tells requests apart, because each new process of a rank counts its requests from 1."""
+    asked = events.InputRequested(1, "name?", time=BEGAN + 3, rank=1)
+    (told,) = state_message(apply(running, asked), BEGAN + 4)["asks"]
+    assert told == {"rank": 1, "number": 1, "time": BEGAN + 3, "prompt": "name?", "hidden": False}
+
+
 def test_texts_are_plain(running):
     record = apply(running, events.Metrics({"a\u202eb": 1.0}, step=1, time=BEGAN + 3, rank=0))
     assert state_message(record, BEGAN + 4)["last"] == ["a\\u202eb 1"]

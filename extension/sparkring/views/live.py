@@ -352,7 +352,13 @@ def state_message(record: RunRecord, now: float) -> Message:
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
         "notify": record.notify,
         "asks": [
-            {"rank": each.rank, "number": each.number, "prompt": describe.question(each), "hidden": each.hidden}
+            {
+                "rank": each.rank,
+                "number": each.number,
+                "time": each.time,
+                "prompt": describe.question(each),
+                "hidden": each.hidden,
+            }
             for each in record.questions
         ],
         "lag": describe.lag_words(lags, reading.causes(record, now) if lags else {}),
