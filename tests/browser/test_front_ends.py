@@ -20,6 +20,7 @@ from records import NOW, RECORDS
 from sparkring import views
 from sparkring.history.record import RunRecord
 from sparkring.views.live import whole
+from sparkring.views.panel import KEPT
 
 BUNDLE = Path(views.__file__).parent / "panel"
 SCRIPT, STYLE = (BUNDLE / f"panel.bundle.{kind}" for kind in ("js", "css"))
@@ -100,7 +101,10 @@ def test_a_view_in_a_shadow_root_has_its_style(page: Page) -> None:
 
 
 def test_an_output_that_is_scrolled_out_of_sight_and_back(page: Page) -> None:
-    """A notebook takes distant outputs out of the page. When they come back, they show what has come since."""
+    """A notebook takes distant outputs out of the page. When they come back, they show what has come since.
+
+    Panels whose outputs stay away are removed, and the page keeps as many ended runs without panels as the kernel.
+    """
     begin(page, "running", run="")
     place = """(run) => { cell.innerHTML = `<div data-sparkring="${run}" data-page="p"></div>`; }"""
     page.evaluate(place, RECORDS["running"].run_id)
@@ -123,6 +127,22 @@ def test_an_output_that_is_scrolled_out_of_sight_and_back(page: Page) -> None:
     page.evaluate("() => cell.append(window.away)")
     expect(page.locator(".sr-state")).to_have_text("finished")
     expect(page.locator(".sr-panel")).to_have_count(1)
+
+    panels = "window.away.querySelectorAll('.sr-panel').length"
+    state = {**messages("finished")[-1], "run": RECORDS["running"].run_id}
+    page.evaluate("(state) => { window.away.remove(); window.hear(state); }", state)
+    assert page.evaluate(panels) == 1
+    page.evaluate("() => { const { now } = Date; Date.now = () => now() + 70_000; }")
+    page.evaluate("(state) => window.hear(state)", state)
+    assert page.evaluate(panels) == 0
+    page.evaluate("() => cell.append(window.away)")
+    expect(page.locator(".sr-state")).to_have_text("finished")
+    each = "(state) => { for (let at = 0; at < 30; at++) window.hear({ ...state, run: `run ${at}` }); }"
+    page.evaluate(each, state)
+    assert page.evaluate("window.sparkringPages.get('p').runs.size") == KEPT + 1
+    sent = "() => window.sent.filter(({ run }) => run === 'run 0').length"
+    page.evaluate(place, "run 0")
+    page.wait_for_function(f"({sent})() === 1")
 
 
 def test_each_frame_shows_only_its_own_run(page: Page) -> None:

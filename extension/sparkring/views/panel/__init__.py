@@ -38,7 +38,8 @@ STATIC_AFTER_S = STATIC_PAUSE_S = 2.0
 SNAPSHOT_PAUSE_S = 5.0
 BUSY_EVERY_S = 1.0
 ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # repeated, because a newly loaded page may not be listening yet
-KEPT = 20  # the number of ended runs that a page can still show after it has been loaded again
+# The number of ended runs that a page can still show after it has been loaded again. src/runs.js has the same number.
+KEPT = 20
 
 _HERE = Path(__file__).parent
 _VIEW = "application/vnd.jupyter.widget-view+json"

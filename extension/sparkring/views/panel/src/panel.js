@@ -37,6 +37,7 @@ export class Panel {
     this.run = run;
     this.place = place;
     this.id = `sr-panel-${panels++}`;
+    this.away = null; // since when the place has been out of the page
     this.chosen = new Set();
     this.looks = newLooks();
     this.elements();

@@ -17,6 +17,8 @@ const KEPT_CHARACTERS = 48e6; // the page keeps at most this many characters of 
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
 const OLD_MS = 5000; // a kernel that is alive sends a message within this time
 const SAVED_S = 60; // messages that a widget has stored for longer than this are those of a saved notebook
+const AWAY_MS = 60_000; // a panel is removed if its place has been out of the page for this long
+const KEPT_RUNS = 20; // the page keeps at most this many ended runs without panels; panel/__init__.py has the same number
 const SETTLE_MS = 500; // an unfinished traceback is shown after this time
 
 // Stores what the page knows about one run, and the panels that show the run.
@@ -209,6 +211,24 @@ export class Runs {
         this.asked.add(id);
         this.ask(id, ASK_AGAIN);
       }
+    }
+    this.tidy();
+  }
+
+  // Remove the panels of outputs that have been cleared, and forget runs that can hardly be shown again. Should a place return,
+  // it gets a new panel, and the page asks the kernel for the run again. For views, the front end calls hide() instead.
+  tidy() {
+    const now = Date.now();
+    for (const run of this.runs.values()) {
+      for (const [place, panel] of run.panels) {
+        if (place.isConnected || this.views.has(place)) panel.away = null;
+        else if (now - (panel.away ??= now) > AWAY_MS) run.unmount(place);
+      }
+    }
+    const over = [...this.runs.values()].filter(({ state, panels }) => state?.ended && !panels.size);
+    for (const { id } of over.slice(0, -KEPT_RUNS)) {
+      this.forget(id);
+      this.asked.delete(id);
     }
   }
 
