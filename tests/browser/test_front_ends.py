@@ -71,6 +71,30 @@ def begin(frame: Page | Frame, name: str, **traits: Any) -> None:
     frame.evaluate(MODEL, [SCRIPT.read_text(encoding="utf-8"), traits])
 
 
+def redraw(page: Page) -> None:
+    """Change a section. Elements inside keep the focus and their scrolling, and text stays while it is selected."""
+    page.get_by_role("tab", name="Code").click()
+    body, box = page.locator(".sr-tab-code"), page.locator(".sr-tab-code [role=group]")
+    change = """([run, html]) => window.hear({ kind: "sections", run, html: { code: html } })"""
+    lines = "<br>".join(map(str, range(100)))
+    code = f"<details><summary>more</summary><div class='sr-scroll' role='group' tabindex='0'>{lines}</div></details>"
+    page.evaluate(change, [RECORDS["running"].run_id, f"<p>one</p>{code}"])
+    expect(body).to_contain_text("one")
+    body.locator("summary").click()
+    box.focus()
+    box.evaluate("(box) => { box.scrollTop = 120; }")
+    page.evaluate(change, [RECORDS["running"].run_id, f"<p>two</p>{code}"])
+    expect(body).to_contain_text("two")
+    expect(box).to_be_focused()
+    assert box.evaluate("(box) => box.scrollTop") == 120
+    body.locator("p").evaluate("(text) => getSelection().selectAllChildren(text)")
+    page.evaluate(change, [RECORDS["running"].run_id, f"<p>three</p>{code}"])
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.evaluate("String(getSelection())") == "two"
+    page.evaluate("getSelection().removeAllRanges()")
+    expect(body).to_contain_text("three")
+
+
 def test_a_view_that_comes_late_starts_full(page: Page) -> None:
     """The snapshot has everything. Later messages update the view, and a view that is made again shows the same."""
     begin(page, "running", snapshot=messages("running"))
@@ -78,6 +102,7 @@ def test_a_view_that_comes_late_starts_full(page: Page) -> None:
     expect(page.locator(".sr-state")).to_have_text("running")
     expect(page.locator(".sr-tab-overview .sr-row").last).to_contain_text("a message to the notebook")
     expect(page.locator(".sr-tab-overview canvas")).to_have_count(2)
+    redraw(page)
     page.evaluate("window.leave()")
     expect(page.locator(".sr-panel")).to_have_count(0)
     for message in messages("finished"):
