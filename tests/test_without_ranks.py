@@ -140,18 +140,25 @@ def test_the_time_limit_is_the_runs(run):
 
 
 def test_a_display_that_fails_does_not_end_the_run(run):
-    """If a view fails, the run continues to its end, and the record says that it could not be shown."""
+    """If a view fails, the run continues to its end, and the record says that it could not be shown.
+
+    The view may still show the end. Otherwise, a panel would say forever that the run is running.
+    """
+    ends = []
 
     class Broken:
         def refresh(self, record):
             raise OSError("the terminal is gone")
 
-        close = refresh
+        def close(self, record):
+            ends.append(record.outcome)
+            raise OSError("the terminal is gone")
 
     with pytest.warns(RuntimeWarning, match="can no longer be shown.*the terminal is gone"):
         result = run(lambda rank: rank.world.rank, view=Broken())
     assert result.values == [0, 1]
     assert any("the terminal is gone" in notice.text for notice in result.record.notices)
+    assert ends == ["finished"]
 
 
 # ── Warm gangs ────────────────────────────────────────────────────────────────────────────────────────────────────────

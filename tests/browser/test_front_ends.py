@@ -20,6 +20,7 @@ from records import NOW, RECORDS
 from sparkring import views
 from sparkring.history.record import RunRecord
 from sparkring.views.live import whole
+from sparkring.views.panel import KEPT
 
 BUNDLE = Path(views.__file__).parent / "panel"
 SCRIPT, STYLE = (BUNDLE / f"panel.bundle.{kind}" for kind in ("js", "css"))
@@ -70,6 +71,30 @@ def begin(frame: Page | Frame, name: str, **traits: Any) -> None:
     frame.evaluate(MODEL, [SCRIPT.read_text(encoding="utf-8"), traits])
 
 
+def redraw(page: Page) -> None:
+    """Change a section. Elements inside keep the focus and their scrolling, and text stays while it is selected."""
+    page.get_by_role("tab", name="Code").click()
+    body, box = page.locator(".sr-tab-code"), page.locator(".sr-tab-code [role=group]")
+    change = """([run, html]) => window.hear({ kind: "sections", run, html: { code: html } })"""
+    lines = "<br>".join(map(str, range(100)))
+    code = f"<details><summary>more</summary><div class='sr-scroll' role='group' tabindex='0'>{lines}</div></details>"
+    page.evaluate(change, [RECORDS["running"].run_id, f"<p>one</p>{code}"])
+    expect(body).to_contain_text("one")
+    body.locator("summary").click()
+    box.focus()
+    box.evaluate("(box) => { box.scrollTop = 120; }")
+    page.evaluate(change, [RECORDS["running"].run_id, f"<p>two</p>{code}"])
+    expect(body).to_contain_text("two")
+    expect(box).to_be_focused()
+    assert box.evaluate("(box) => box.scrollTop") == 120
+    body.locator("p").evaluate("(text) => getSelection().selectAllChildren(text)")
+    page.evaluate(change, [RECORDS["running"].run_id, f"<p>three</p>{code}"])
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.evaluate("String(getSelection())") == "two"
+    page.evaluate("getSelection().removeAllRanges()")
+    expect(body).to_contain_text("three")
+
+
 def test_a_view_that_comes_late_starts_full(page: Page) -> None:
     """The snapshot has everything. Later messages update the view, and a view that is made again shows the same."""
     begin(page, "running", snapshot=messages("running"))
@@ -77,6 +102,7 @@ def test_a_view_that_comes_late_starts_full(page: Page) -> None:
     expect(page.locator(".sr-state")).to_have_text("running")
     expect(page.locator(".sr-tab-overview .sr-row").last).to_contain_text("a message to the notebook")
     expect(page.locator(".sr-tab-overview canvas")).to_have_count(2)
+    redraw(page)
     page.evaluate("window.leave()")
     expect(page.locator(".sr-panel")).to_have_count(0)
     for message in messages("finished"):
@@ -100,13 +126,25 @@ def test_a_view_in_a_shadow_root_has_its_style(page: Page) -> None:
 
 
 def test_an_output_that_is_scrolled_out_of_sight_and_back(page: Page) -> None:
-    """A notebook takes distant outputs out of the page. When they come back, they show what has come since."""
+    """A notebook takes distant outputs out of the page. When they come back, they show what has come since.
+
+    Panels whose outputs stay away are removed, and the page keeps as many ended runs without panels as the kernel.
+    """
     begin(page, "running", run="")
     place = """(run) => { cell.innerHTML = `<div data-sparkring="${run}" data-page="p"></div>`; }"""
     page.evaluate(place, RECORDS["running"].run_id)
-    for message in messages("running"):
+    lines, *others = messages("running")
+    # New lines may arrive before the answer to `hello`, which has the earlier lines.
+    last = {name: lines[name][-1:] for name in ("rank", "stream", "time", "text")}
+    early = {**lines, **last, "start": lines["count"] - 1, "count": 1, "line": [0], "noise": [], "html": {}}
+    for message in (*others, early):
         page.evaluate("(message) => window.hear(message)", message)
     expect(page.locator(".sr-state")).to_have_text("running")
+    gap = page.locator(".sr-tab-overview .sr-row", has_text="more lines, which are in the log files")
+    expect(gap).to_be_visible()
+    page.evaluate("(message) => window.hear(message)", lines)
+    expect(gap).to_have_count(0)
+    expect(page.locator(".sr-tab-overview .sr-row", has_text=last["text"][0])).to_have_count(1)
     page.evaluate("() => { window.away = cell.firstChild; window.away.remove(); }")
     expect(page.locator(".sr-panel")).to_have_count(0)
     for message in messages("finished"):
@@ -114,6 +152,22 @@ def test_an_output_that_is_scrolled_out_of_sight_and_back(page: Page) -> None:
     page.evaluate("() => cell.append(window.away)")
     expect(page.locator(".sr-state")).to_have_text("finished")
     expect(page.locator(".sr-panel")).to_have_count(1)
+
+    panels = "window.away.querySelectorAll('.sr-panel').length"
+    state = {**messages("finished")[-1], "run": RECORDS["running"].run_id}
+    page.evaluate("(state) => { window.away.remove(); window.hear(state); }", state)
+    assert page.evaluate(panels) == 1
+    page.evaluate("() => { const { now } = Date; Date.now = () => now() + 70_000; }")
+    page.evaluate("(state) => window.hear(state)", state)
+    assert page.evaluate(panels) == 0
+    page.evaluate("() => cell.append(window.away)")
+    expect(page.locator(".sr-state")).to_have_text("finished")
+    each = "(state) => { for (let at = 0; at < 30; at++) window.hear({ ...state, run: `run ${at}` }); }"
+    page.evaluate(each, state)
+    assert page.evaluate("window.sparkringPages.get('p').runs.size") == KEPT + 1
+    sent = "() => window.sent.filter(({ run }) => run === 'run 0').length"
+    page.evaluate(place, "run 0")
+    page.wait_for_function(f"({sent})() === 1")
 
 
 def test_each_frame_shows_only_its_own_run(page: Page) -> None:
@@ -149,11 +203,17 @@ def test_axe_finds_nothing(page: Page, name: str) -> None:
 
 
 def test_what_a_rank_asks_can_be_answered(page: Page) -> None:
-    """While the kernel asks itself, there is no field. Each question is answered once, and keys stay in the field."""
+    """While the kernel asks itself, there is no field. Each question is answered once, and keys stay in the field.
+
+    After a restart, the requests of a rank have the same numbers again.
+    """
     begin(page, "running")
     page.evaluate("window.view(document.querySelector('#cell'))")
     *others, state = messages("running")
-    asks = [{"rank": rank, "number": 7, "prompt": f"name of <b>{rank}</b>?", "hidden": rank == 3} for rank in (2, 3)]
+    asks = [
+        {"rank": rank, "number": 7, "time": 1.5, "prompt": f"name of <b>{rank}</b>?", "hidden": rank == 3}
+        for rank in (2, 3)
+    ]
     for message in (*others, {**state, "asks": asks}):
         page.evaluate("(message) => window.hear(message)", message)
     expect(page.locator(".sr-prompt")).to_have_text("rank 2 asks (1 more waiting): name of <b>2</b>?")
@@ -170,6 +230,9 @@ def test_what_a_rank_asks_can_be_answered(page: Page) -> None:
     expect(page.locator(".sr-asks")).to_be_hidden()
     answers = [each for each in page.evaluate("window.sent") if each["kind"] == "answer"]
     assert [(each["rank"], each["number"], each["text"]) for each in answers] == [(2, 7, "Ann"), (3, 7, "secret")]
+    page.evaluate("(message) => window.hear(message)", {**state, "asks": [{**asks[0], "time": 9.5}]})
+    expect(field).to_be_visible()
+    expect(field).to_have_value("")
 
 
 def test_the_end_is_told_to_those_who_look_elsewhere(page: Page) -> None:

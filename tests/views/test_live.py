@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparkring.history import events
 from sparkring.history.record import RECENT_LINES, RunRecord, apply, replay
-from sparkring.views.live import SECTIONS, SECTIONS_PAUSE_S, STATE_PAUSE_S, Feed, state_message, whole
+from sparkring.views.live import SECTIONS, SECTIONS_PAUSE_S, STATE_PAUSE_S, Feed, size_bytes, state_message, whole
 
 BEGAN = 1_000.0
 STARTED = events.RunStarted(BEGAN, "run-1", "title", "%%horovod -n -2\nprint(1)", 2, "local", "horovod", "all")
@@ -103,6 +103,23 @@ def test_what_logs_leaves_out_is_not_told():
     )
     (told,) = of_kind(whole(record, BEGAN + 2), "lines")
     assert (told["text"], told["rank"], told["count"]) == (["yes", "and"], [1, 1], 1)
+
+
+def test_a_page_knows_which_lines_it_is_told(running):
+    """Without messages of several lines, and if all lines are shown, the page can count, and the message is smaller."""
+    said = [
+        printed(1, "one\n"),
+        printed(0, "two\n"),
+        events.UserMessage("a\nb", time=BEGAN + 2, rank=0),
+        printed(0, "c\n"),
+    ]
+    (told,) = of_kind(whole(replay(said[:2], running), BEGAN + 2), "lines")
+    assert "line" not in told
+    (told,) = of_kind(whole(replay(said, running), BEGAN + 2), "lines")
+    assert (told["text"], told["line"]) == (["one", "two", "a", "b", "c"], [0, 1, 2, 2, 3])
+    (rank0,) = of_kind(whole(replay([STARTED._replace(logs="rank0"), *UP, *said]), BEGAN + 2), "lines")
+    assert (rank0["text"], rank0["line"], rank0["count"]) == (["two", "a", "b", "c"], [0, 1, 1, 2], 3)
+    assert size_bytes(told) > size_bytes({**told, "line": []})
 
 
 def test_the_state_is_told_when_it_changes_and_not_too_often(running):
@@ -213,6 +230,13 @@ def test_a_thousand_ranks_are_a_message_of_some_kilobytes():
     assert len(json.dumps(state_message(record, BEGAN + 2))) < 64_000
 
 
+def test_what_ranks_ask(running):
+    """The time tells requests apart, because each new process of a rank counts its requests from 1."""
+    asked = events.InputRequested(1, "name?", time=BEGAN + 3, rank=1)
+    (told,) = state_message(apply(running, asked), BEGAN + 4)["asks"]
+    assert told == {"rank": 1, "number": 1, "time": BEGAN + 3, "prompt": "name?", "hidden": False}
+
+
 def test_texts_are_plain(running):
     record = apply(running, events.Metrics({"a\u202eb": 1.0}, step=1, time=BEGAN + 3, rank=0))
     assert state_message(record, BEGAN + 4)["last"] == ["a\\u202eb 1"]
@@ -233,6 +257,20 @@ def test_a_display_is_sent_once(running):
     assert [ranks for _, ranks, _ in told["order"]] == [[1], [0]]
     assert "two" in told["html"].values(), "what a rank shows is made harmless"
     assert of_kind(feed.news(record, BEGAN + 120), "displays") == []
+
+
+def test_a_display_that_is_shown_again_is_sent_again(running):
+    """A page keeps only the displays in the order. A display is not in it while it equals that of a lower rank."""
+    feed = Feed()
+    one = events.Displayed(1, "text/html", b"<b>one</b>", "one", time=BEGAN + 2, rank=1)
+    record = apply(running, one)
+    (first,) = of_kind(feed.news(record, BEGAN + 2), "displays")
+    record = apply(record, one._replace(time=BEGAN + 3, rank=0))
+    (told,) = of_kind(feed.news(record, BEGAN + 60), "displays")
+    assert told["order"] != first["order"]
+    record = apply(record, one._replace(data=b"two", time=BEGAN + 4, rank=0))
+    (told,) = of_kind(feed.news(record, BEGAN + 90), "displays")
+    assert first["html"].items() < told["html"].items()
 
 
 def test_the_page_knows_with_which_magic_a_cell_begins(running):

@@ -89,6 +89,21 @@ def test_a_curve_goes_on_where_a_restart_did(replayed):
     assert drawn["undone"] == [{"x": [9, 10], "time": [9, 10], "mean": pytest.approx([1 / 9, 1 / 10], rel=1e-5)}]
 
 
+def test_time_never_runs_backwards_along_a_curve(replayed):
+    """When a rank reports a step, it has reached all earlier steps, even those that only slower ranks have reported."""
+
+    def reports(rank, *found):
+        return [Metrics({"loss": 1 / step}, step=step, time=time, rank=rank) for step, time in found]
+
+    record = replayed(
+        AttemptStarted(0.0, 1, 2),
+        *reports(0, (10, 10.0), (20, 20.0), (30, 30.0)),
+        *reports(1, (5, 15.0), (15, 45.0), (25, 75.0)),
+    )
+    [chart] = charts(record._replace(started=0.0))["charts"]
+    assert (chart["x"], chart["time"]) == ([5, 10, 15, 20, 25, 30], [10, 10, 20, 20, 30, 30])
+
+
 def test_checkpoints_by_epoch_are_marked_by_when_they_were_saved(replayed):
     saved = [CheckpointSaved("/ck", str(at), 777, 9, kind="keras", time=at, rank=0) for at in (20.0, 35.0, 99.0)]
     record = replayed(*epochs(0, 4), *saved)

@@ -6,6 +6,8 @@ import pytest
 
 import sparkring.views as views
 from sparkring.capture.cell import CapturedName
+from sparkring.history.events import RunFinished
+from sparkring.views import html, panel
 from sparkring.views.html import HtmlView
 from sparkring.views.panel import PanelView
 from sparkring.views.tables import show_captured, show_table, table_html, table_text
@@ -49,6 +51,44 @@ def test_views_are_there_without_ipython():
     code = "import sys, sparkring.views.html, sparkring.views.terminal; print('IPython' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"
+
+
+def test_views_that_load_the_widgets_script_are_not_saved(monkeypatch, replayed):
+    """In VS Code, show() displays such a view again, during the run or after it. In Colab, the view is the panel."""
+    shown = []
+
+    class Handle:
+        def __init__(self, data):
+            self.data = data
+
+        def update(self, data, **how):
+            self.data = data
+
+    def display(data, **how):
+        shown.append(Handle(data))
+        return shown[-1]
+
+    class Page(SimpleNamespace):
+        def begin(self, *what): ...
+
+        tell = end = begin
+
+    monkeypatch.setattr(panel, "_open_page", lambda: Page(run="", page="p", model_id="m"))
+    monkeypatch.setattr(panel, "_page_of", lambda run: Page(run=run, page="p", model_id="m"))
+    monkeypatch.setattr(panel, "display", display)
+    monkeypatch.setattr(html, "_display", lambda *what: None)
+    for front_end, left in (("vscode", 0), ("colab", 3), ("jupyter", 0)):
+        shown.clear()
+        monkeypatch.setattr(panel, "_front_end", lambda name=front_end: name)
+        view = PanelView(background=True)
+        view.refresh(replayed())
+        view.again(replayed())
+        during = [each for each in shown if panel._VIEW in each.data]
+        over = replayed(RunFinished(1_700_000_009.0, "finished"))
+        view.close(over)
+        view.again(over)
+        assert len(during) == (0 if front_end == "jupyter" else 2)
+        assert len([each for each in shown if panel._VIEW in each.data]) == left, front_end
 
 
 def test_a_table_as_text():

@@ -39,7 +39,7 @@ class Recorder:
             self._show(self._view.refresh)
 
     def _show(self, show: Callable[[RunRecord], None]) -> None:
-        """Show the record. If this fails, report the error and show nothing more: the run must continue."""
+        """Show the record. If this fails, report the error and show only the end of the run: the run must continue."""
         try:
             show(self.record)
         except Exception as error:  # a front end may raise any error
@@ -64,7 +64,6 @@ class Recorder:
             self.add([events.RunFinished(at or time.time(), ending, message, failed_rank)])
         finally:
             self._folder.close()
-        if self._shows:
-            self._show(self._view.close)
+        self._show(self._view.close)  # even after an error, because a panel would otherwise show a run that is running
         run_store.prune(slack=run_store.SLACK)
         return self.record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -48,8 +49,8 @@ def charts(record: RunRecord) -> dict[str, Any]:
 
 
 def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
-    times = {point.x: point.time for curve in curves for point in (*curve.points, *curve.ahead)}
-    xs = sorted(times)
+    times = _times((point for curve in curves for point in (*curve.points, *curve.ahead)), began)
+    xs = list(times)
     drawn = []
     for curve, colour in zip(curves, COLOURS, strict=False):
         lone = not curve.ranks and not has_band(curve)  # the faster ranks have neither lines of their own nor a band
@@ -61,7 +62,11 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
             "mean": _column(xs, means((*curve.points, *curve.ahead) if lone else curve.points)),
             "ranks": {rank: _column(xs, points) for rank, points in curve.ranks.items()},
             "undone": [
-                {"x": [p.x for p in part], "time": _times(part, began), "mean": [_short(p.value.mean) for p in part]}
+                {
+                    "x": [p.x for p in part],
+                    "time": list(_times(part, began).values()),
+                    "mean": [_short(p.value.mean) for p in part],
+                }
                 for part in curve.undone
             ],
         }
@@ -75,8 +80,7 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
             for name, values in zip(("low", "high", "lowest", "highest"), zip(*bounds, strict=True), strict=True):
                 told[name] = _column(xs, zip((point.x for point in points), values, strict=True))
         drawn.append(told)
-    took = [_short(times[x] - began, _TIME_DIGITS) for x in xs]
-    return {"words": plain(words(curves, axis)), "x": xs, "time": took, "curves": drawn}
+    return {"words": plain(words(curves, axis)), "x": xs, "time": list(times.values()), "curves": drawn}
 
 
 def since(old: Any, new: Any) -> Any:
@@ -110,8 +114,16 @@ def _column(xs: Sequence[float], points: Iterable[tuple[float, float]]) -> Colum
     return [_short(at[x]) if x in at else None for x in xs]
 
 
-def _times(points: Sequence[Point], began: float) -> list[float]:
-    return [_short(point.time - began, _TIME_DIGITS) for point in points]
+def _times(points: Iterable[Point], began: float) -> dict[float, float]:
+    """Return when the first rank reached each position, in seconds since the run began, by position in ascending order.
+
+    A rank that has reported a later position has also reached the earlier ones, even if only slower ranks report those.
+    """
+    times = dict(sorted(((point.x, point.time) for point in points), reverse=True))
+    time = math.inf
+    for x in times:
+        time = times[x] = min(time, times[x])
+    return {x: _short(time - began, _TIME_DIGITS) for x, time in reversed(times.items())}
 
 
 def _short(value: float, digits: int = _DIGITS) -> float:

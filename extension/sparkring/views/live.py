@@ -5,8 +5,10 @@ A message is a dict of JSON values with the `run` and a `kind`:
     lines     what ranks printed. `start` is the number of the first new line among all lines of the run, and `count`
               is the number of new lines. The new lines that are shown are in columns: `rank`, `stream` ("o" for
               stdout, "e" for stderr, "m" for a message), `time` (in seconds since the run began), `text`, and `html`.
-              `html` maps the indices of lines with colours to HTML. `noise` holds the indices of TensorFlow's start-up
-              messages. `pending` holds the lines whose end has not been printed yet, in the same columns
+              If some new lines are not shown, or are messages of several lines, `line` is another column: the index
+              among the new lines. `html` maps the indices of lines with colours to HTML. `noise` holds the indices of
+              TensorFlow's start-up messages. `pending` holds the lines whose end has not been printed yet, in the same
+              columns
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of the sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts). If a curve has only grown, its new points are sent (charts.since)
@@ -53,6 +55,7 @@ NOTICES = 5
 MOST_LANES = 32
 RUNNING_POINTS = 4_000  # the most points of running items' curves in a message; ended items' curves are sent whole
 _LINE_BYTES = 20  # of a line's rank, stream, time and quotes
+_INDEX_BYTES = 5  # of an entry of the column `line`
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
@@ -126,8 +129,9 @@ class Feed:
         if not count and pending == self._pending:
             return []
         self._lines, self._pending = record.recent_count, pending
-        shown = lines.visible(record.recent[len(record.recent) - count :], record.logs)
-        message = {
+        new = list(record.recent[len(record.recent) - count :])
+        shown = lines.visible(new, record.logs)
+        message: Message = {
             "kind": "lines",
             "start": record.recent_count - count,
             "count": count,
@@ -135,6 +139,8 @@ class Feed:
             "noise": [at for at, line in enumerate(shown) if lines.is_noise(line)],
             "pending": _columns(pending, record.started),
         }
+        if shown != new:
+            message["line"] = [at for at, line in enumerate(new) for _ in lines.visible([line], record.logs)]
         return [message]
 
     def _new_sections(self, record: RunRecord, now: float) -> list[Message]:
@@ -158,7 +164,7 @@ class Feed:
             for key, each in every.items()
         ]
         new = every.keys() - self._displays_sent
-        self._displays_sent |= new
+        self._displays_sent = set(every)
         html = {key: displays.body_html(every[key].display) for key in every if key in new}
         told = [(key, found, round(time, 1)) for key, found, time in sorted(order, key=lambda each: each[2])]
         return [{"kind": "displays", "order": told, "html": html}]
@@ -206,7 +212,8 @@ def whole(record: RunRecord, now: float) -> list[Message]:
 def size_bytes(message: Message) -> int:
     """Return the approximate size of a message as JSON. Lines are only counted, because there are many of them."""
     if message["kind"] == "lines":
-        return sum(map(len, message["text"])) + _LINE_BYTES * len(message["text"])
+        texts, indices = message["text"], message.get("line", [])
+        return sum(map(len, texts)) + _LINE_BYTES * len(texts) + _INDEX_BYTES * len(indices)
     return len(json.dumps(message))
 
 
@@ -345,7 +352,13 @@ def state_message(record: RunRecord, now: float) -> Message:
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
         "notify": record.notify,
         "asks": [
-            {"rank": each.rank, "number": each.number, "prompt": describe.question(each), "hidden": each.hidden}
+            {
+                "rank": each.rank,
+                "number": each.number,
+                "time": each.time,
+                "prompt": describe.question(each),
+                "hidden": each.hidden,
+            }
             for each in record.questions
         ],
         "lag": describe.lag_words(lags, reading.causes(record, now) if lags else {}),

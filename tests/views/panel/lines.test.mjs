@@ -26,6 +26,26 @@ test("each line is kept once, and missed lines are shown as a gap", () => {
   assert.deepEqual(shown(lines), ["a", "b", "c", "2 more lines, which are in the log files", "f"]);
 });
 
+test("lines that arrive before the whole run do not hide earlier lines", () => {
+  const lines = new Lines();
+  told(lines, 2, ["c"]);
+  told(lines, 0, ["a", "b", "c"]);
+  told(lines, 3, ["d"]);
+  assert.deepEqual(shown(lines), ["a", "b", "c", "d"]);
+  const others = new Lines();
+  told(others, 2, [], { pending: { rank: [0], stream: "o", text: ["c"], html: {} } });
+  told(others, 0, ["a", "b"]);
+  assert.deepEqual(shown(others), ["a", "b"]);
+});
+
+test("lines that are left out or split are still known when they are sent again", () => {
+  const lines = new Lines();
+  told(lines, 0, ["a", "b1", "b2"], { count: 2, line: [0, 1, 1] });
+  told(lines, 1, ["b1", "b2", "c"], { count: 6, line: [0, 0, 5] });
+  told(lines, 6, ["c", "d"], { count: 4, line: [0, 3] });
+  assert.deepEqual(shown(lines), ["a", "b1", "b2", "c", "d"]);
+});
+
 test("lines are chosen by rank, stream, text and noise", () => {
   const lines = new Lines();
   told(lines, 0, ["Epoch one", "careful", "oneDNN is on", "two"], { rank: [0, 1, 1, 2], stream: "oeeo", noise: [2] });

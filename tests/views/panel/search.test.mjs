@@ -64,6 +64,7 @@ test("brushes on several axes choose the trials that are within all of them", ()
 test("an axis is labelled with round numbers", () => {
   assert.deepEqual(roundNumbers(0, 10, 4), [0, 5, 10]);
   assert.deepEqual(roundNumbers(0.13, 0.5, 4), [0.2, 0.3, 0.4, 0.5]);
+  assert.ok(roundNumbers(0.8999999999999999, 0.9, 4).length <= 5, "even if the step is too small to be added");
   assert.deepEqual(marks(LR).map(([, value]) => Math.round(Math.log10(value))), [-5, -4, -3, -2, -1]);
   assert.deepEqual(marks({ choices: ["relu", "tanh"] }), [[0, "relu"], [1, "tanh"]]);
 });

@@ -38,7 +38,8 @@ STATIC_AFTER_S = STATIC_PAUSE_S = 2.0
 SNAPSHOT_PAUSE_S = 5.0
 BUSY_EVERY_S = 1.0
 ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # repeated, because a newly loaded page may not be listening yet
-KEPT = 20  # the number of ended runs that a page can still show after it has been loaded again
+# The number of ended runs that a page can still show after it has been loaded again. src/runs.js has the same number.
+KEPT = 20
 
 _HERE = Path(__file__).parent
 _VIEW = "application/vnd.jupyter.widget-view+json"
@@ -258,7 +259,8 @@ class PanelView:
         self._page: Page | None = None
         self._foreground: _Foreground | None = None
         self._background = background
-        self._view: Any = None
+        self._views: list[Any] = []  # the handles of views that are needed only to load the widget's script
+        self._over = False
         self._due: float | None = None
 
     def refresh(self, record: RunRecord) -> None:
@@ -287,15 +289,15 @@ class PanelView:
             self._page.end(record)
         elif self._page is not None:
             self._page.forget(record)
-        if self._view is not None and not (self._page and self._page.run):
-            # The widget's view was needed only to load the widget's script, so it can be removed now. If the view were
-            # saved with the notebook, JupyterLab would show an error when there is no kernel.
-            self._view.update({"text/plain": ""}, raw=True)
+        self._over = True
+        self._remove_views()
 
     def again(self, record: RunRecord) -> None:
         """Show the panel and the static view in the output of the current cell, too."""
         if self._page is not None:
-            self._view = _display_place(self._page, record.run_id)
+            self._display_place(self._page, record)
+        if self._over:  # close() may have been called in another thread since `record` was made
+            self._remove_views()
         self._static.again(record)
 
     def _tell(self, record: RunRecord) -> int:
@@ -303,36 +305,45 @@ class PanelView:
         if self._page is None:
             self._page = _open_page() if _front_end() != "colab" else _page_of(record.run_id)
             self._page.begin(record, self._controls)
-            self._view = _display_place(self._page, record.run_id)
+            self._display_place(self._page, record)
             if not self._background and record.outcome is None:
                 self._foreground = _Foreground()
         news = self._feed.news(record, time.time())
         self._page.tell(record, news)
         return sum(size_bytes(each) for each in news)
 
+    def _display_place(self, page: Page, record: RunRecord) -> None:
+        """Display the empty element for the run's panel.
 
-def _display_place(page: Page, run: str) -> Any:
-    """Display the empty element for a run's panel.
+        VS Code and Colab load a widget's script only if a view of the widget is displayed, so a view is displayed
+        there, too. In Colab, which isolates the outputs of cells from one another, this view is the panel itself.
+        """
+        if page.run:
+            _display_view(page)
+            return
+        place = f'<div class="sr-place" data-sparkring="{escape(record.run_id)}" data-page="{page.page}"></div>'
+        display({"text/html": place, "text/plain": ""}, raw=True)  # type: ignore[no-untyped-call]
+        if _front_end() != "jupyter":
+            self._views.append(_display_view(page))
 
-    VS Code and Colab load a widget's script only if a view of the widget is displayed. There, also display a view, and
-    return its handle. In Colab, which isolates the outputs of cells from one another, this view is the panel itself.
+    def _remove_views(self) -> None:
+        """Remove the views that were needed only to load the widget's script.
+
+        If they were saved with the notebook, JupyterLab would show an error when there is no kernel. After the run,
+        they are removed at once: a page that has shown the run has loaded the script, and others show the static view.
+        """
+        while self._views:
+            self._views.pop().update({"text/plain": ""}, raw=True)
+
+
+def _display_view(page: Page) -> Any:
+    """Display a view of the widget, and return its handle.
+
+    Pages without widgets show the text, so it is empty. If the widget displayed itself, such pages would show the
+    widget's repr.
     """
-    if page.run:
-        return display({_VIEW: _view_of(page), "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-    bundle: dict[str, Any] = {
-        "text/html": f'<div class="sr-place" data-sparkring="{escape(run)}" data-page="{page.page}"></div>',
-        "text/plain": "",
-    }
-    display(bundle, raw=True)  # type: ignore[no-untyped-call]
-    if _front_end() == "jupyter":
-        return None
-    # Pages without widgets show this text, so it is empty. If the widget displayed itself, such pages would show the
-    # widget's repr.
-    return display({_VIEW: _view_of(page), "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-
-
-def _view_of(page: Page) -> dict[str, Any]:
-    return {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
+    view = {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
+    return display({_VIEW: view, "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
 
 def _front_end() -> FrontEnd:

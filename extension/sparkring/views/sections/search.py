@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # A value that is more than FAR times as far from the best value as the worse quartile is drawn at the chart's edge.
 FAR = 2
+EQUAL = 1e-9  # values whose relative difference is at most this are drawn as equal
 CURVES_SHOWN = 1_000
 _LABEL = 12  # the most characters of a choice that an axis shows
 WHOLE = ("finished", "kept")
@@ -76,7 +77,8 @@ def extent(values: Sequence[float], mode: str) -> tuple[float, float]:
         high = min(high, low + FAR * (worse - low))
     if mode == "max" and worse < high:
         low = max(low, high - FAR * (high - worse))
-    return (low, high) if low < high else (low - 0.5, high + 0.5)
+    equal = high - low <= EQUAL * max(abs(low), abs(high))
+    return (low - 0.5, high + 0.5) if equal else (low, high)
 
 
 def _curves(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:

@@ -5,6 +5,13 @@ import { clock, rankNumbers } from "./words.js";
 
 const TOGETHER_S = 0.5; // ranks often show pictures at almost the same time; these pictures are one step of the slider
 
+// Return what the page keeps of the displays after a message: the order, and the HTML of the displays in it. Other displays
+// cannot be shown again, because a display that is replaced has a new key.
+export function known(displays, { order, html }) {
+  const every = { ...displays?.html, ...html };
+  return { order, html: Object.fromEntries(order.map(([key]) => [key, every[key]])) };
+}
+
 // Return the positions of the slider: the times of the displays. A time is left out if another display follows within
 // TOGETHER_S.
 export function moments(order) {

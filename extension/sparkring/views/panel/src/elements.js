@@ -23,6 +23,32 @@ export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+// Replace the content of an element by HTML. Elements inside that can have the focus keep it, and their scrolling; elements that
+// scroll can have the focus. `details` elements stay open if they were open before.
+export function refill(element, html) {
+  const inside = () => [...element.querySelectorAll("a[href], button, input, select, summary, [tabindex]")];
+  const open = new Set([...element.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
+  const { activeElement } = element.getRootNode();
+  const before = inside().map((each) => [each.scrollTop, each.scrollLeft, each === activeElement]);
+  const top = element.scrollTop;
+  element.innerHTML = html;
+  for (const summary of element.querySelectorAll("details > summary")) {
+    if (open.has(summary.textContent)) summary.parentElement.open = true;
+  }
+  inside().slice(0, before.length).forEach((each, at) => {
+    const [down, across, focused] = before[at];
+    if (down || across) each.scrollTo({ top: down, left: across, behavior: "instant" });
+    if (focused) each.focus({ preventScroll: true });
+  });
+  element.scrollTop = top;
+}
+
+// Return whether text inside an element is selected.
+export function holdsSelection(element) {
+  const selection = document.getSelection();
+  return !selection.isCollapsed && element.contains(selection.anchorNode);
+}
+
 export function button(look, text, title, onclick, attributes = {}) {
   return make("button", { type: "button", class: look, title, onclick, ...attributes }, text);
 }

@@ -3,6 +3,12 @@
 
 import { button, make, put } from "./elements.js";
 
+// Return a text that identifies a question. Each process of a rank counts its questions from 1, so after a restart, only the
+// time differs.
+function keyOf({ rank, number, time }) {
+  return `${rank} ${number} ${time}`;
+}
+
 export class InputRow {
   // `answer(rank, number, text)` sends the answer to request `number` of a rank.
   constructor(answer) {
@@ -19,12 +25,12 @@ export class InputRow {
     this.element = make("div", { class: "sr-asks", role: "status", hidden: true }, this.prompt, this.form);
   }
 
-  // Show the first of the questions, which are objects with the fields rank, number, prompt and hidden.
+  // Show the first of the questions, which are objects with the fields rank, number, time, prompt and hidden.
   draw(asks, answers) {
-    const first = asks.find(({ rank, number }) => !this.sent.has(`${rank} ${number}`));
+    const first = asks.find((asked) => !this.sent.has(keyOf(asked)));
     this.element.hidden = !first;
     if (!first) return;
-    const key = `${first.rank} ${first.number}`;
+    const key = keyOf(first);
     if (this.key !== key) {
       Object.assign(this, { key, first });
       this.field.value = "";

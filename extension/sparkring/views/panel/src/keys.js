@@ -10,7 +10,7 @@ const NOTEBOOKS_KEYS = new Set(["Shift enter", "Ctrl enter", "Ctrl s", "Ctrl f",
 // the attribute is removed from this element, since an element of the notebook inside it may then have the focus.
 let kept = null;
 
-export function keepKeys(event) {
+function keepKeys(event) {
   kept?.removeAttribute("data-lm-suppress-shortcuts");
   kept = event.target.closest?.(".sr-run") ? event.target : null;
   if (!NOTEBOOKS_KEYS.has(keyName(event))) kept?.setAttribute("data-lm-suppress-shortcuts", "");
@@ -19,9 +19,21 @@ export function keepKeys(event) {
 // VS Code listens on the window and has no such attribute. Therefore, this listener on the document stops keys before VS Code
 // gets them. NOTEBOOKS_KEYS still reach VS Code. So do function keys, and keys with Ctrl or Cmd, because the whole
 // application uses them, for example to copy or to show the terminal.
-export function stopKeys(event) {
+function stopKeys(event) {
   if (event.ctrlKey || event.metaKey || /^F\d/.test(event.key) || NOTEBOOKS_KEYS.has(keyName(event))) return;
   if (event.target.closest?.(".sr-run")) event.stopPropagation();
+}
+
+// Handle the keys typed in panels, until the returned function is called. A browser adds a function as a listener only once, so
+// each call has functions of its own: if the panels of one kernel are closed, those of the others must still be guarded.
+export function guardKeys() {
+  const keep = (event) => keepKeys(event), stop = (event) => stopKeys(event);
+  window.addEventListener("keydown", keep, { capture: true });
+  document.addEventListener("keydown", stop);
+  return () => {
+    window.removeEventListener("keydown", keep, { capture: true });
+    document.removeEventListener("keydown", stop);
+  };
 }
 
 function keyName(event) {

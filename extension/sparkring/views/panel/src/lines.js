@@ -48,10 +48,17 @@ class Traceback {
 // called the leader of the other lines, and the other lines are folded into the leader.
 export class Lines {
   constructor() {
+    this.cleared = 0; // counts the calls of clear(), after which lines have other numbers
+    this.clear();
+  }
+
+  clear() {
+    this.cleared++;
     this.chunks = new Map();
     this.first = 0;
     this.end = 0;
     this.characters = 0;
+    this.start = Infinity; // the `start` of the first message
     this.told = 0; // the number of lines that have arrived or were missed; gap() adds one line that stands for missed lines
     this.pending = [];
     this.spoken = false; // whether a rank has printed anything except TensorFlow's start-up messages
@@ -64,13 +71,18 @@ export class Lines {
   }
 
   add(message) {
-    const { start, count, rank, stream, time, text, html, noise, pending } = message;
+    const { start, count, line, rank, stream, time, text, html, noise, pending } = message;
+    // If a page is loaded during the run, new lines may arrive before the kernel's answer to `hello`, which has earlier lines.
+    if (start < this.start) {
+      this.clear();
+      this.start = start;
+    }
     if (start + count > this.told) {
       if (start > this.told && text.length) this.gap(start - this.told);
-      // When a page asks for the run, the kernel sends all lines again. The first `known` of these lines have arrived before.
-      const known = Math.max(0, this.told - start);
       const noisy = new Set(noise);
-      for (let at = known; at < text.length; at++) {
+      for (let at = 0; at < text.length; at++) {
+        // When a page asks for the run, the kernel sends all lines again. Some of them have arrived before.
+        if (start + (line ? line[at] : at) < this.told) continue;
         this.take({ rank: rank[at], stream: stream[at], time: time[at], text: text[at], html: html[at], noise: noisy.has(at) });
       }
       this.told = start + count;

@@ -172,6 +172,7 @@ export class LogView {
   // Choose the lines and columns again.
   arrange() {
     this.arranged = this.arrangement();
+    this.cleared = this.lines.cleared;
     const all = this.ranks.size ? [...this.ranks].sort((a, b) => a - b) : [...Array(this.size).keys()];
     this.columns = this.look.columns && !this.pooled && this.size > 1 ? all.slice(0, MOST_COLUMNS) : null;
     this.unshown = this.columns ? all.length - this.columns.length : 0;
@@ -271,6 +272,7 @@ export class LogView {
       this.hidden = setTimeout(() => this.panel.schedule(), HIDDEN_MS);
       return true;
     }
+    if (this.cleared !== this.lines.cleared) this.arrange();
     const above = this.measured ? this.grow() : 0; // this must come first, because adapt() looks at the rows
     if (this.adapt()) this.grow();
     const { shown, tops } = this;

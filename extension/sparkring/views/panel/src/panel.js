@@ -4,7 +4,7 @@
 import { canRunAgain, runAgain } from "./again.js";
 import { ChartsView, newLooks } from "./charts.js";
 import { DisplaysView } from "./displays.js";
-import { button, make, put } from "./elements.js";
+import { button, holdsSelection, make, put, refill } from "./elements.js";
 import { InputRow } from "./inputrow.js";
 import { ItemsView } from "./itemsview.js";
 import { LOOK, LogView } from "./log.js";
@@ -37,6 +37,7 @@ export class Panel {
     this.run = run;
     this.place = place;
     this.id = `sr-panel-${panels++}`;
+    this.away = null; // since when the place has been out of the page
     this.chosen = new Set();
     this.looks = newLooks();
     this.elements();
@@ -264,19 +265,15 @@ export class Panel {
     return this.run.state?.ended || Date.now() / 1000 - this.run.offset;
   }
 
-  // Show the HTML that views/sections made for one section. Its `details` elements stay open if they were open before.
+  // Show the HTML that views/sections made for one section. If text in the section is selected during the run, wait, because
+  // the user may want to copy the text; the ticker causes another try.
   drawHtml(name) {
     const html = this.run.html[name] || "";
-    this.htmlDirty.delete(name);
     const body = { failure: this.failure, metrics: this.numbers }[name] ?? this.bodies[name];
+    if (body && !this.run.state?.ended && holdsSelection(body)) return;
+    this.htmlDirty.delete(name);
     if (!body) return;
-    const open = new Set([...body.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
-    const top = body.scrollTop;
-    body.innerHTML = html; // made and escaped by views/sections
-    for (const summary of body.querySelectorAll("details > summary")) {
-      if (open.has(summary.textContent)) summary.parentElement.open = true;
-    }
-    body.scrollTop = top;
+    refill(body, html); // made and escaped by views/sections
     if (name === "failure") body.hidden = !html;
     else this.setThere(name, Boolean(html));
   }

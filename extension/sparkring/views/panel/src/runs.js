@@ -1,9 +1,10 @@
 // Stores what the page knows about runs from the messages of views/live.py. Strings in these messages contain no control
 // codes. HTML in the messages was made and escaped by the extension, so it can be put into the page.
 
+import { known } from "./displays.js";
 import { make } from "./elements.js";
 import { Items } from "./items.js";
-import { keepKeys, stopKeys } from "./keys.js";
+import { guardKeys } from "./keys.js";
 import { Lines } from "./lines.js";
 import { tellEnd } from "./notify.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
@@ -16,6 +17,8 @@ const KEPT_CHARACTERS = 48e6; // the page keeps at most this many characters of 
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
 const OLD_MS = 5000; // a kernel that is alive sends a message within this time
 const SAVED_S = 60; // messages that a widget has stored for longer than this are those of a saved notebook
+const AWAY_MS = 60_000; // a panel is removed if its place has been out of the page for this long
+const KEPT_RUNS = 20; // the page keeps at most this many ended runs without panels; panel/__init__.py has the same number
 const SETTLE_MS = 500; // an unfinished traceback is shown after this time
 
 // Stores what the page knows about one run, and the panels that show the run.
@@ -31,7 +34,7 @@ class Run {
     this.html = {};
     this.search = null; // the last message of kind "search"
     this.curves = null; // the last message of kind "charts", with all points
-    this.displays = null; // the last message of kind "displays", with the HTML of all displays
+    this.displays = null; // the displays in the last message of kind "displays", with their HTML
     this.offset = 0; // this machine's clock minus the kernel's, in seconds
     this.heard = this.stops = this.stopping = this.answers = false;
     this.panels = new Map(); // maps the places in the page to the panels there
@@ -57,7 +60,7 @@ class Run {
     else if (message.kind === "search") this.search = message;
     else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "charts") this.curves = joined(this.curves, message);
-    else if (message.kind === "displays") this.displays = { ...message, html: { ...this.displays?.html, ...message.html } };
+    else if (message.kind === "displays") this.displays = known(this.displays, message);
     else if (message.kind === "heard") {
       this.heard = true;
       this.stops = message.stops;
@@ -137,8 +140,7 @@ export class Runs {
       if (changes.some((change) => !change.target.closest?.(".sr-panel"))) this.look();
     });
     this.watch.observe(document.body, { childList: true, subtree: true });
-    window.addEventListener("keydown", keepKeys, true);
-    document.addEventListener("keydown", stopKeys);
+    this.leaveKeys = guardKeys();
     this.begin(model.get("snapshot") ?? []);
     this.look();
   }
@@ -210,6 +212,24 @@ export class Runs {
         this.ask(id, ASK_AGAIN);
       }
     }
+    this.tidy();
+  }
+
+  // Remove the panels of outputs that have been cleared, and forget runs that can hardly be shown again. Should a place return,
+  // it gets a new panel, and the page asks the kernel for the run again. For views, the front end calls hide() instead.
+  tidy() {
+    const now = Date.now();
+    for (const run of this.runs.values()) {
+      for (const [place, panel] of run.panels) {
+        if (place.isConnected || this.views.has(place)) panel.away = null;
+        else if (now - (panel.away ??= now) > AWAY_MS) run.unmount(place);
+      }
+    }
+    const over = [...this.runs.values()].filter(({ state, panels }) => state?.ended && !panels.size);
+    for (const { id } of over.slice(0, -KEPT_RUNS)) {
+      this.forget(id);
+      this.asked.delete(id);
+    }
   }
 
   // Ask the kernel for a run, and ask again if there is no answer. The front end may open a channel that reaches the
@@ -247,8 +267,7 @@ export class Runs {
     if (this.closed) return;
     this.closed = true;
     this.watch.disconnect();
-    window.removeEventListener("keydown", keepKeys, true);
-    document.removeEventListener("keydown", stopKeys);
+    this.leaveKeys();
     this.leave(this.model);
     for (const id of [...this.runs.keys()]) this.forget(id);
   }

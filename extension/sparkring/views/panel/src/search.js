@@ -2,6 +2,7 @@
 
 const ENDED_WELL = new Set(["finished", "kept"]);
 const KEY_STEP = 0.05, LARGE_STEPS = 4; // an arrow key moves an end of a brush by one KEY_STEP, a page key by LARGE_STEPS
+const EQUAL = 1e-9; // values whose relative difference is at most this are drawn as equal
 const FAR = 2; // a chart extends to FAR times the distance between the best value and the worse quartile
 
 // Return the trials that have a value of the metric, except failed trials, in the order of their numbers.
@@ -28,7 +29,8 @@ export function extent(values, mode) {
   const worse = sorted[Math.round((mode === "min" ? 0.75 : 0.25) * (sorted.length - 1))];
   if (mode === "min" && worse > low) high = Math.min(high, low + FAR * (worse - low));
   if (mode === "max" && worse < high) low = Math.max(low, high - FAR * (high - worse));
-  return low < high ? [low, high] : [low - 0.5, high + 0.5];
+  const equal = high - low <= EQUAL * Math.max(Math.abs(low), Math.abs(high));
+  return equal ? [low - 0.5, high + 0.5] : [low, high];
 }
 
 // Return the best value so far after each trial that has finished, as pairs of the trial's number and the value.
@@ -93,11 +95,12 @@ export function brushed(trials, axes, brushes) {
   }));
 }
 
-// Return round numbers between two values, for the labels of an axis.
+// Return round numbers between two values, for the labels of an axis. If the values are almost equal, adding a step may not
+// change a number, so the numbers are also counted.
 export function roundNumbers(low, high, most) {
   const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((digit) => digit * power >= rough);
   const found = [];
-  for (let at = Math.ceil(low / step); at * step <= high + step * 1e-9; at++) found.push(Number((at * step).toPrecision(12)));
+  for (let at = Math.ceil(low / step); found.length <= most && at * step <= high + step * 1e-9; at++) found.push(Number((at * step).toPrecision(12)));
   return found;
 }
