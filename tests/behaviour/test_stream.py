@@ -345,7 +345,7 @@ def test_a_state_for_each_key(two: WarmRing, tmp_path: Path) -> None:
             stream(two, items, cell, **{**options, "by": by}).result()
     with pytest.raises(DataError, match="--by z: batch 0 of items has no such column, only k, v"):
         stream(two, items, cell, by=("z",)).result()
-    with pytest.raises(DataError, match=r"--by x: the type of this column is float64\[2\], and a key must be a single"):
+    with pytest.raises(DataError, match=r"--by x: the type of this column is float64\[2\], but a key must be a single"):
         stream(two, batches(1), "w = w + 1", by=("x",), state=("w",)).result()
 
 

@@ -429,7 +429,7 @@ def names_in_commands(code: types.CodeType) -> set[str]:
 
 
 def _in_texts(texts: Iterable[object], whole: Iterable[object]) -> Iterator[str]:
-    """Yield the names in the parts of commands that IPython replaces, and in texts that are Python as a whole."""
+    """Yield the names in the parts of commands that IPython expands, and in texts that consist only of Python code."""
     found = _PLACE.findall("\n".join(map(str, texts)))
     for snippet in (*(name or code for name, code in found), *whole):
         with contextlib.suppress(SyntaxError):  # braces that belong to the shell command are not Python

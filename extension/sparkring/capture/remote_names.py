@@ -24,7 +24,7 @@ class RemoteNames:
     """The names that ranks have bound or received, each with a fingerprint of the notebook's value at that moment."""
 
     def __init__(self) -> None:
-        self._ranks_with: dict[str, set[int]] = {}  # for each name, the ranks whose values are not older than others
+        self._ranks_with: dict[str, set[int]] = {}  # for each name, the ranks that have the newest value
         self._on_rank: dict[int, set[str]] = {}  # the names that each rank has
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Fingerprint] = {}
@@ -63,9 +63,10 @@ class RemoteNames:
             self.kept([name], [rank for rank, names in bound.items() if name in names])
 
     def kept(self, names: Iterable[str], ranks: Iterable[int]) -> None:
-        """Record that `ranks` may have bound or received `names`. A rank that lacks a name has not.
+        """Record that `ranks` may have bound or received `names`. A rank that lacks a name has neither bound
+        nor received it.
 
-        The notebook's current values then do not count as newer.
+        After this call, the notebook's current values do not count as newer.
         """
         ranks = list(ranks)
         for name in names:

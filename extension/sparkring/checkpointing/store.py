@@ -398,7 +398,7 @@ class Store:
 
     @contextlib.contextmanager
     def _telling_damage(self, entry: Entry) -> Iterator[None]:
-        """If the checkpoint that the run continues from proves to be damaged in this block, say so to the driver."""
+        """Tell the driver if the checkpoint that the run continues from is found to be damaged in this block."""
         try:
             yield
         except CheckpointDamagedError as error:

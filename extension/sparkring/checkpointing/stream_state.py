@@ -104,7 +104,7 @@ class StreamState:
         return copies
 
     def _of_key(self, saved: dict[str, Any], called: str) -> dict[str, Any]:
-        """Return the saved values for a key. A name that the checkpoint lacks has the value of a new key."""
+        """Return the saved values for a key. Names that are not in the checkpoint have the values of `_first`."""
         values = self._copies()
         restored = parts.put_back(dict(values), saved, called)
         parts.check_shared(restored, saved)

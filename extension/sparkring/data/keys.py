@@ -115,7 +115,7 @@ def _codes(column: Any, name: str) -> Any:
     """
     with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeError):  # Arrow cannot represent all values
         array = column if isinstance(column, pa.Array) else pa.array(column)
-        # If Python objects are of several types, Arrow may convert them, and so make one value of two.
+        # If Python objects are of several types, Arrow may convert them, which may make two different values equal.
         if isinstance(column, pa.Array) or column.dtype != object or pa.types.is_string(array.type):
             return array.dictionary_encode("encode").indices.to_numpy().astype(np.int64)
     numbers: dict[Any, int] = {}
@@ -128,7 +128,7 @@ def _value(value: Any, name: str) -> Any:
         value = value.item()
     if type(value) not in _TYPES:
         raise DataError(
-            f"--by {name}: a value of this column is a `{type(value).__name__}`, and a key must be text, bytes, a "
+            f"--by {name}: a value of this column is a `{type(value).__name__}`, but a key must be text, bytes, a "
             "number, a boolean or None: convert the column to strings or integers."
         )
     return as_key(value)

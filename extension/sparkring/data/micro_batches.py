@@ -109,7 +109,7 @@ class ArrowRows:
         return ArrowRows(self._table.slice(first, count))
 
     def values(self, names: Iterable[str]) -> dict[str, pa.Array]:
-        """Return some of the columns as they are, without a conversion that could change values, such as integers."""
+        """Return some of the columns as they are, without a conversion that could change values such as integers."""
         return {name: _whole(self._table.column(name)) for name in names}
 
     def take(self, indices: Any) -> ArrowRows:
@@ -288,7 +288,7 @@ def _parquet(file: Location, called: str) -> ParquetRows:
 
 
 def _with_nulls(metadata: Any) -> Iterator[str]:
-    """Yield the paths of the columns of a Parquet file that have nulls, or may have them, since nothing counts them."""
+    """Yield the paths of a Parquet file's columns that may have nulls: the file has a count above 0, or no count."""
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):  # each field of a struct is a column of its own
             found = column.statistics

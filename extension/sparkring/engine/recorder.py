@@ -64,6 +64,7 @@ class Recorder:
             self.add([events.RunFinished(at or time.time(), ending, message, failed_rank)])
         finally:
             self._folder.close()
-        self._show(self._view.close)  # even after an error, because a panel would otherwise show a run that is running
+        # Even after an error, because the panel would otherwise show the run as still running.
+        self._show(self._view.close)
         run_store.prune(slack=run_store.SLACK)
         return self.record

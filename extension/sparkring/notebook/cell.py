@@ -49,7 +49,7 @@ def python_source(shell: Any, magic: str, cell: str) -> str:
 
 
 def _future(shell: Any) -> str:
-    """Return the line for the magic's place that imports what earlier cells have imported from __future__.
+    """Return a line in place of the magic's, which imports what earlier cells have imported from __future__.
 
     In a notebook, such an import applies to all later cells. Of those that Python 3.10 and later still have, only
     `annotations` changes code.

@@ -115,7 +115,7 @@ def _column(xs: Sequence[float], points: Iterable[tuple[float, float]]) -> Colum
 
 
 def _times(points: Iterable[Point], began: float) -> dict[float, float]:
-    """Return when the first rank reached each position, in seconds since the run began, by position in ascending order.
+    """Return the time when any rank first reached each position, in seconds since the run began. Positions ascend.
 
     A rank that has reported a later position has also reached the earlier ones, even if only slower ranks report those.
     """

@@ -54,7 +54,7 @@ NOTICES = 5
 # If there are more ranks, the page shows no lanes, and needs no samples. panel/src/ranks.js has the same number.
 MOST_LANES = 32
 RUNNING_POINTS = 4_000  # the most points of running items' curves in a message; ended items' curves are sent whole
-_LINE_BYTES = 20  # of a line's rank, stream, time and quotes
+_LINE_BYTES = 20  # for a line's rank, stream, time and quotes
 _INDEX_BYTES = 5  # of an entry of the column `line`
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
@@ -210,7 +210,7 @@ def whole(record: RunRecord, now: float) -> list[Message]:
 
 
 def size_bytes(message: Message) -> int:
-    """Return the approximate size of a message as JSON. Lines are only counted, because there are many of them."""
+    """Return the approximate size of a message as JSON. For lines, it is estimated, because there are many of them."""
     if message["kind"] == "lines":
         texts, indices = message["text"], message.get("line", [])
         return sum(map(len, texts)) + _LINE_BYTES * len(texts) + _INDEX_BYTES * len(indices)

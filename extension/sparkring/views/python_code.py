@@ -21,7 +21,7 @@ _MAGIC_LINE = re.compile(r" *(%%?\w|!)")
 
 
 class _Token(NamedTuple):
-    """A piece of code with a colour. `begin` and `end` are a line, counted from 0, and a position in this line."""
+    """A piece of code with a colour. `begin` and `end` are pairs of a line, counted from 0, and a position in it."""
 
     kind: int
     begin: tuple[int, int]
@@ -35,7 +35,8 @@ def coloured(code: str, *, inline: bool) -> tuple[str, ...]:
     If the code has a syntax error, the lines after the error may have no colours.
     """
     lines = code.split("\n")
-    spans: list[list[tuple[int, int, int]]] = [[] for _ in lines]  # of each line: where a colour begins and ends
+    # For each line: where a colour begins, where it ends, and its index.
+    spans: list[list[tuple[int, int, int]]] = [[] for _ in lines]
     for kind, (first, begin), (last, end) in _tokens(lines):
         for at in range(first, last + 1):
             spans[at].append((begin if at == first else 0, end if at == last else len(lines[at]), kind))
@@ -48,7 +49,8 @@ def coloured(code: str, *, inline: bool) -> tuple[str, ...]:
 def _tokens(lines: Sequence[str]) -> Iterator[_Token]:
     """Yield the tokens that have a colour.
 
-    Lines that look like magics are not read, because magics are not Python. A string still includes such lines.
+    Lines that look like magics are not read, because magics are not Python. Such lines within a string are still part
+    of the string's token.
     """
     python = "\n".join("" if _MAGIC_LINE.match(line) else line for line in lines)
     try:

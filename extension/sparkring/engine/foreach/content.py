@@ -26,11 +26,10 @@ def digest(*values: Any) -> str:
     """Return the digest of `values`.
 
     The digest of numbers, strings, dates, paths and arrays, and of lists, tuples, dicts, sets and dataclasses of these,
-    depends only on their types and contents; that of a member of an enumeration depends on its name and its value.
-    The order of a dict makes no difference. A container that holds one object
-    twice has the same digest as one that holds two equal objects. The digest of a part of a DataFrame is computed from
-    what identifies the part's rows; the rows are not read. For any other object, the digest is computed from its
-    pickle.
+    depends only on their types and contents; that of a member of an enumeration depends on its name and its value. The
+    order of a dict makes no difference. A container that holds one object twice has the same digest as one that holds
+    two equal objects. The digest of a part of a DataFrame is computed from what identifies the part's rows; the rows
+    are not read. For any other object, the digest is computed from its pickle.
     """
     return _digest(values).hex()
 

@@ -373,7 +373,7 @@ class Slot:
         return too_many or held_bytes > self._first_bytes + self._settings.growth_bytes
 
 
-# An interrupt was meant for the item before this one in the slot. The cause is one after which an item is tried again.
+# The failure of an item that got an interrupt meant for the item before it. After this cause, an item is tried again.
 _INTERRUPTED = Failure("lost", "interrupted together with the item before it, which took too long")
 _RETURN = "Return plain values or arrays, or save the object in the item and return its path."
 

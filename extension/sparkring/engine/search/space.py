@@ -53,7 +53,7 @@ def _check_numbers(name: str, low: Any, high: Any, step: Any = 1) -> None:
     except (TypeError, ValueError, OverflowError):  # not a number, or an int that no float can represent
         pass
     written = f"{name}({short_repr(low, 60) or None}, {short_repr(high, 60) or None})"
-    raise OptionsError(f"{written}: the bounds must be finite numbers, and so must the step.")
+    raise OptionsError(f"{written}: the bounds and the step must be finite numbers.")
 
 
 def _checked(name: str, found: Range) -> Range:

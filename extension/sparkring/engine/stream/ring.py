@@ -131,8 +131,8 @@ class Ring:
             last = self._directory.last(self._recorder.record)
             if not last.name:
                 raise CheckpointError(
-                    f"all checkpoints in {self._options.checkpoint_dir} are damaged: restore their files, or run the "
-                    "cells that define the state again, and then the stream's cell with --fresh."
+                    f"all checkpoints in {self._options.checkpoint_dir} are damaged: restore their files, or rerun "
+                    "the cells that define the state and then run the stream's cell with --fresh."
                 )
 
     def _begin(self, described: str, last: Last) -> Begun:

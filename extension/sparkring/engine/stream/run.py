@@ -329,10 +329,10 @@ class StreamRun:
         for name in self._options.by:
             kind = batch.rows.kinds[name]
             if re.search(r"\w<|\[\d", kind):  # a row has several values, as in list<item: int64> and float32[3]
-                raise DataError(f"--by {name}: the type of this column is {kind}, and a key must be a single value.")
+                raise DataError(f"--by {name}: the type of this column is {kind}, but a key must be a single value.")
             if re.search("date|time|duration|interval|decimal", kind):
                 raise DataError(
-                    f"--by {name}: the type of this column is {kind}, and a key must be text, bytes, a number or a "
+                    f"--by {name}: the type of this column is {kind}, but a key must be text, bytes, a number or a "
                     "boolean: convert the column to strings or integers."
                 )
 

@@ -308,7 +308,7 @@ class Member:
         self.held_since = (self.held_since or time.monotonic()) if hold else None
         if self.waiting and self.busy_since is None:
             self.reach_rank(lambda: self.to_rank.send_frame(self.waiting.popleft()))
-            self.rank_is_busy()  # only now: the request is small, and the rank need not wait
+            self.rank_is_busy()  # after sending, so that the rank need not wait for this
 
     def rank_is_busy(self) -> None:
         """Note that the rank has a new request."""

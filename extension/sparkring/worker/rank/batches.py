@@ -41,7 +41,7 @@ class Begin(NamedTuple):
 class Begun(NamedTuple):
     """Answer to Begin: the names of the state, and the batch and the position of the checkpoint that was restored.
 
-    If the ranks have trained on no batch before, `restored` is -1.
+    If the ranks have not trained on any batch yet, `restored` is -1.
     """
 
     state: tuple[str, ...] = ()
@@ -63,14 +63,14 @@ class Train(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Order to save the state after a micro-batch on which the ranks have trained; -1 stands for the initial state."""
+    """An order to save the state after a micro-batch; -1 stands for the state before the first one."""
 
     batch_id: int
     position: str
 
 
 class Trained(NamedTuple):
-    """Answer to Train and to Save: how long the rank took to read its rows, to run the cell and to save, in seconds."""
+    """The answer to Train and Save: the seconds that the rank took to read its rows, to run the cell and to save."""
 
     reading_s: float = 0.0
     training_s: float = 0.0

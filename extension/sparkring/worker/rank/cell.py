@@ -42,7 +42,7 @@ def compile_cell(source: str, filename: str) -> CompiledCell:
 
 
 async def _run_with_awaits(codes: tuple[types.CodeType, ...], namespace: dict[str, Any]) -> Any:
-    """Run all codes of a cell in one event loop: the last expression may await a task that the lines above began."""
+    """Run a cell in one event loop, so that its last expression can await a task that the lines above have started."""
     value = None
     for code in codes:
         value = eval(code, namespace)

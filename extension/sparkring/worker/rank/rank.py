@@ -245,7 +245,7 @@ class Rank:
 
     def news(self) -> messages.RankNews:
         memory_bytes = 0 if self.work is None else self.work.end()
-        names = set(map(str, self.namespace))  # a cell can put keys into its globals() that are not strings
+        names = set(map(str, self.namespace))  # a cell can put keys that are not strings into its globals()
         bound, gone = tuple(names - self.names_told), tuple(self.names_told - names)
         self.names_told = names
         port, seconds = free_port(self.address), time.monotonic() - self.began
