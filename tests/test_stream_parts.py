@@ -293,11 +293,20 @@ def test_keys_that_a_checkpoint_cannot_hold_are_refused(column: Any) -> None:
         run._check_keys(MicroBatch(0, rows, ""))
 
 
+def test_a_categorical_column_has_keys() -> None:
+    run = StreamRun.__new__(StreamRun)  # only the options are needed
+    run._options = StreamOptions(by=("k",))
+    rows = ArrowRows(pa.table({"k": pa.array(["a", "b", "a", None]).dictionary_encode(), "v": [1, 2, 3, 4]}))
+    run._check_keys(MicroBatch(0, rows, ""))
+    found = [each for share in shares_by_key(rows, ("k",), 2) for each in share.of_keys(frozenset(), arrow=False)]
+    assert {each.key: each.batch["v"].tolist() for each in found} == {"a": [1, 3], "b": [2], None: [4]}
+
+
 @pytest.mark.parametrize("value", [datetime.date(2024, 1, 1), decimal.Decimal(1), 1j, ["a"]])
 def test_objects_that_a_checkpoint_cannot_hold_are_refused_as_keys(value: Any) -> None:
     objects = np.empty(2, object)
     objects[:] = ["a", value]
-    with pytest.raises(DataError, match=f"--by k: a value of this column is a `{type(value).__name__}`, and a key"):
+    with pytest.raises(DataError, match=f"--by k: a value of this column is a `{type(value).__name__}`, but a key"):
         shares_by_key(ArrayRows({"k": objects}), ["k"], 2)
 
 

@@ -109,8 +109,13 @@ class ArrowRows:
         return ArrowRows(self._table.slice(first, count))
 
     def values(self, names: Iterable[str]) -> dict[str, pa.Array]:
-        """Return some of the columns as they are, without a conversion that could change values such as integers."""
-        return {name: _whole(self._table.column(name)) for name in names}
+        """Return some of the columns as they are, without a conversion that could change values such as integers.
+
+        A column of a dictionary type, such as a pandas categorical, becomes a column of the values.
+        """
+        found = {name: _whole(self._table.column(name)) for name in names}
+        return {name: each.dictionary_decode() if pa.types.is_dictionary(each.type) else each
+                for name, each in found.items()}  # fmt: skip
 
     def take(self, indices: Any) -> ArrowRows:
         return ArrowRows(self._table.take(pa.array(indices)))

@@ -327,7 +327,8 @@ class StreamRun:
             called, there = self.prepared.source.described, ", ".join(batch.rows.kinds)
             raise DataError(f"--by {missing[0]}: batch {batch.batch_id} of {called} has no such column, only {there}.")
         for name in self._options.by:
-            kind = batch.rows.kinds[name]
+            # A pandas categorical is a dictionary in Arrow: its values are the keys.
+            kind = re.sub(r"^dictionary<values=([^,]+),.*", r"\1", batch.rows.kinds[name])
             if re.search(r"\w<|\[\d", kind):  # a row has several values, as in list<item: int64> and float32[3]
                 raise DataError(f"--by {name}: the type of this column is {kind}, but a key must be a single value.")
             if re.search("date|time|duration|interval|decimal", kind):
