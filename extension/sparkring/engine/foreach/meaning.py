@@ -19,6 +19,7 @@ from sparkring.engine.foreach.content import PLAIN, digest
 
 _OBJECTS = 2_000  # at most this many objects are examined in one value
 _MEMBERS = 100  # a setting has at most this many members
+_DEPTH = 20  # how often the containers of a setting may be nested
 
 
 def meaning_of(
@@ -82,12 +83,13 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if _is_setting(value)}
 
 
-def _is_setting(value: Any) -> bool:
+def _is_setting(value: Any, depth: int = _DEPTH) -> bool:
     """Whether a value is a number, string, date or path, or a list, tuple, dict, set or dataclass of a few of these.
 
-    A member of an enumeration is a setting if its value is one.
+    A member of an enumeration is a setting if its value is one. What is nested more than `depth` times is no setting:
+    it may contain itself.
     """
-    if isinstance(value, type):
+    if isinstance(value, type) or not depth:
         return False
     if isinstance(value, enum.Enum):
         value = value.value
@@ -96,7 +98,7 @@ def _is_setting(value: Any) -> bool:
     elif isinstance(value, dict):
         value = [member for item in value.items() for member in item]
     if isinstance(value, list | tuple | set | frozenset):
-        return len(value) <= _MEMBERS and all(map(_is_setting, value))
+        return len(value) <= _MEMBERS and all(_is_setting(each, depth - 1) for each in value)
     return isinstance(value, PLAIN)
 
 
