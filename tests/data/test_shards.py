@@ -429,6 +429,26 @@ def test_an_epoch_is_resumed_on_another_number_of_ranks(numbered, before, after,
     assert sorted(read) == list(range(1000))
 
 
+def test_the_rest_of_a_window_is_read_in_one_pass(tmp_path, monkeypatch):
+    """What is left of a half-read window are many short ranges, but its row group is decoded once."""
+    pq.write_table(pa.table({"x": range(4000), "s": map(str, range(4000))}), tmp_path / "a.parquet")
+    data = shards(tmp_path, 10, rank=0, size=1)
+    read = [x for _, x in zip(range(100), data.as_numpy("x"), strict=False)]
+    passes, iter_batches = [], pq.ParquetFile.iter_batches
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **k: passes.append(1) or iter_batches(*a, **k))
+    monkeypatch.setattr(reader, "READ_ROWS", 700)
+    for rank in range(2):
+        rest = shards(tmp_path, 10, remainder="join", rank=rank, size=2).resume(data.position(step=100))
+        assert rest.spec.keys() == {"x", "s"}
+        assert len(rest.plan()[rank].ranges) > 100
+        passes.clear()
+        batches = list(rest.as_numpy())
+        assert len(passes) == 1
+        assert all(batch["s"].tolist() == [str(x) for x in batch["x"]] for batch in batches)
+        read += [batch["x"] for batch in batches]
+    assert sorted(np.concatenate(read)) == list(range(4000))
+
+
 @given(
     st.integers(1, 3),
     st.integers(1, 40),

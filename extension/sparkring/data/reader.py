@@ -8,10 +8,11 @@ import posixpath
 import queue
 import threading
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -45,7 +46,7 @@ def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int) -> Iterator
     """
     ends = list(itertools.accumulate(each.rows for each in ranges))
     with contextlib.closing(_Files(dataset)) as files:
-        stored = _Taken(batch for each in ranges for batch in files.read(each))
+        stored = _Taken(batch for each in _passes(ranges) for batch in files.read(each))
         for begin in range(0, ends[-1] if ends else 0, rows):
             end = min(begin + rows, ends[-1])
             yield Window(stored.take(end - begin), end - begin, _place(dataset, ranges[bisect_left(ends, end)]))
@@ -76,6 +77,18 @@ class _Taken:
             yield batch
 
 
+def _passes(ranges: Sequence[RowRange]) -> Iterator[list[RowRange]]:
+    """Divide `ranges` into lists that can be read in one pass: ranges of one row group, in the order of its rows."""
+    found: list[RowRange] = []
+    for each in ranges:
+        if found and (each[:2] != found[-1][:2] or each.start < found[-1].stop):
+            yield found
+            found = []
+        found.append(each)
+    if found:
+        yield found
+
+
 def _place(dataset: Dataset, each: RowRange) -> str:
     file = dataset.files[each.file]
     return f"{posixpath.basename(file.path)}, row group {each.row_group + 1} of {len(file.row_groups)}"
@@ -104,28 +117,35 @@ class _Files:
             self._open[number] = open_file(self._dataset, number)
         return self._open[number]
 
-    def read(self, wanted: RowRange) -> Iterator[pa.RecordBatch]:
-        """Yield the chosen columns of a range of rows, in batches."""
-        file, at = self._dataset.files[wanted.file], 0
-        group = file.row_groups[wanted.row_group]
+    def read(self, wanted: Sequence[RowRange]) -> Iterator[pa.RecordBatch]:
+        """Yield the chosen columns of some ranges, in batches. The ranges are read in one pass over their row group."""
+        first, at = wanted[0], 0
+        starts, stops = [each.start for each in wanted], [each.stop for each in wanted]
+        file = self._dataset.files[first.file]
+        group = file.row_groups[first.row_group]
         row_bytes = max(1.0, group.stored_bytes / max(1, group.rows_in_file))
         rows = int(max(1, min(READ_ROWS, READ_BYTES / row_bytes)))
         try:
-            for batch in self._batches(wanted, rows):
-                begin, end = max(wanted.start - at, 0), min(wanted.stop - at, len(batch))
+            for batch in self._batches(first, rows):
+                inside = wanted[bisect_right(stops, at) : bisect_left(starts, at + len(batch))]
+                parts = [(max(each.start - at, 0), min(each.stop - at, len(batch))) for each in inside]
                 at += len(batch)
-                if begin < end:
+                if len(parts) == 1:
+                    begin, end = parts[0]
                     yield batch.slice(begin, end - begin)
-                if at >= wanted.stop:
+                elif parts:
+                    # There can be thousands of short ranges, and a batch for each of them would take long to convert.
+                    yield batch.take(pa.array(np.concatenate([np.arange(*part) for part in parts])))
+                if at >= stops[-1]:
                     return
         except DataError:
             raise
         except BROKEN as error:
             reason = " ".join(str(error).split()).rstrip(".")
-            where = f"{file.path}, row group {wanted.row_group} (counted from 0)"
+            where = f"{file.path}, row group {first.row_group} (counted from 0)"
             raise DataError(f"{where} cannot be read: {reason}.") from error
         raise DataError(
-            f"{file.path}, row group {wanted.row_group} (counted from 0) now has {at:,} rows that pass the filter, "
+            f"{file.path}, row group {first.row_group} (counted from 0) now has {at:,} rows that pass the filter, "
             f"instead of {group.rows:,} when {self._dataset.name} was opened: open it again."
         )
 
