@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkring.data.dataset import open_dataset
+from sparkring.data.plan import RowRange
+from sparkring.data.reader import windows
 from sparkring.errors import DataError, PathError
 
 
@@ -132,6 +134,17 @@ def test_filters_leave_rows_out_and_are_counted(flights, where, rows):
             open_dataset(flights, where=where)
         return
     assert open_dataset(flights, where=where).rows == rows
+
+
+@pytest.mark.parametrize("where", ["f < 50", "f >= 0", "not f < 0", "f != 3 and x >= 0"])
+def test_nan_passes_a_filter_in_counting_as_in_reading(tmp_path, where):
+    """The footers' statistics leave out NaN. Rows with NaN pass `not f < 0` and `f != 3` only."""
+    values = pa.array([float("nan")] * 20 + [float(number) for number in range(30)])
+    write(tmp_path / "k=1" / "a.parquet", pa.table({"x": range(50), "f": values}), row_group_size=25)
+    found = open_dataset(tmp_path, ["x", "k"], where)
+    ranges = [RowRange(0, group, 0, rows) for group, rows in enumerate(found.counts()[0])]
+    read = [x for each in windows(found, ranges, 25) for batch in each.batches for x in batch["x"].to_pylist()]
+    assert len(read) == found.rows == {"f < 50": 30, "f >= 0": 30, "not f < 0": 50, "f != 3 and x >= 0": 49}[where]
 
 
 def test_dates_in_a_filter_are_strings(tmp_path):

@@ -15,7 +15,7 @@ import re
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -176,7 +176,7 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
         nulls.update(dict.fromkeys(empty, sum(group.rows_in_file for group in file.row_groups)))
     dataset = Dataset(name, fs, files, schema, whole, reads, digest.hexdigest()[:16], words, condition, nulls)
     if condition is not None:
-        dataset = _counted(dataset)
+        dataset = _counted(dataset, filtered)
     if not dataset.rows:
         stored = any(group.rows_in_file for file in files for group in file.row_groups)
         raise DataError(f"{name}: {f'no row passes the filter `{words}`' if words and stored else 'it has no rows'}.")
@@ -192,7 +192,8 @@ def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
     if dataset.condition is None or not found:
         return frozenset(found)
     each = {name: replace(dataset, condition=dataset.condition & pc.field(name).is_null()) for name in found}
-    return frozenset(name for name, rest in each.items() if _counted(rest).rows)
+    filtered = _named_in(dataset.condition, dataset.stored_schema)
+    return frozenset(name for name, rest in each.items() if _counted(rest, {*filtered, name}).rows)
 
 
 def arrow_file_system(fs: AbstractFileSystem) -> Any:
@@ -435,32 +436,50 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
     return found
 
 
-def _counted(dataset: Dataset) -> Dataset:
+def _counted(dataset: Dataset, filtered: Set[str]) -> Dataset:
     """Return the data set with the number of rows in each row group that pass the filter.
 
-    Arrow computes these numbers from the statistics in the footers if possible, and otherwise reads the rows.
+    `filtered` names the columns that the filter reads. If none of them holds floats, Arrow computes these numbers from
+    the statistics in the footers if possible. Otherwise, the rows are read.
     """
-    schema, fs, form = dataset.stored_schema, arrow_file_system(dataset.fs), ds.ParquetFileFormat()
+    from sparkring.data.reader import passing_rows
 
-    def count(file: DataFile) -> DataFile:
+    schema, fs, form = dataset.stored_schema, arrow_file_system(dataset.fs), ds.ParquetFileFormat()
+    narrow = replace(dataset, schema=pa.schema([each for each in schema if each.name in filtered]))
+    narrow = replace(narrow, reads=narrow.columns)
+    # The statistics in footers leave out NaN, so Arrow would count rows with NaN as rows that pass `x > 3`.
+    floats = any(map(_has_floats, narrow.schema.types))
+
+    def from_footers(file: DataFile) -> list[int]:
         known = pc.scalar(True)
         for key, value in file.partitions:
             known = known & (pc.field(key).is_null() if value is None else pc.field(key) == value)
+        fragment = form.make_fragment(file.path, fs, partition_expression=known)
+        kept = {
+            each.row_groups[0].id: each.scanner(schema=schema, filter=dataset.condition).count_rows()
+            for each in fragment.split_by_row_group(filter=dataset.condition, schema=schema)
+        }
+        return [kept.get(at, 0) for at in range(len(file.row_groups))]
+
+    def count(number: int) -> DataFile:
+        file = dataset.files[number]
         try:
-            fragment = form.make_fragment(file.path, fs, partition_expression=known)
-            kept = {
-                each.row_groups[0].id: each.scanner(schema=schema, filter=dataset.condition).count_rows()
-                for each in fragment.split_by_row_group(filter=dataset.condition, schema=schema)
-            }
+            rows = passing_rows(narrow, number) if floats else from_footers(file)
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise DataError(f"the filter `{dataset.where}` cannot be computed: {error}.") from None
         except BROKEN as error:
             raise _broken(file.path, error) from error
-        groups = tuple(group._replace(rows=kept.get(at, 0)) for at, group in enumerate(file.row_groups))
+        groups = tuple(group._replace(rows=passing) for group, passing in zip(file.row_groups, rows, strict=True))
         return file._replace(row_groups=groups)
 
     doing = f"counting the rows of {dataset.name} that pass `{dataset.where}`"
-    return replace(dataset, files=tuple(_at_once(count, dataset.files, doing)))
+    return replace(dataset, files=tuple(_at_once(count, range(len(dataset.files)), doing)))
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _has_floats(kind.value_type)
+    return pa.types.is_floating(kind) or any(_has_floats(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:

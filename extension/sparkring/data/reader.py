@@ -61,6 +61,13 @@ def first_rows(dataset: Dataset, columns: Sequence[str], most: int) -> pa.Record
     return batch
 
 
+def passing_rows(dataset: Dataset, file: int) -> list[int]:
+    """Read file number `file`, and return how many rows of each row group pass the filter."""
+    with contextlib.closing(_Files(dataset)) as files:
+        groups = range(len(dataset.files[file].row_groups))
+        return [sum(map(len, files.passing(file, group))) for group in groups]
+
+
 class _Taken:
     """A sequence of batches from which any number of rows can be taken at a time."""
 
@@ -123,10 +130,8 @@ class _Files:
         starts, stops = [each.start for each in wanted], [each.stop for each in wanted]
         file = self._dataset.files[first.file]
         group = file.row_groups[first.row_group]
-        row_bytes = max(1.0, group.stored_bytes / max(1, group.rows_in_file))
-        rows = int(max(1, min(READ_ROWS, READ_BYTES / row_bytes)))
         try:
-            for batch in self._batches(first, rows):
+            for batch in self.passing(first.file, first.row_group):
                 inside = wanted[bisect_right(stops, at) : bisect_left(starts, at + len(batch))]
                 parts = [(max(each.start - at, 0), min(each.stop - at, len(batch))) for each in inside]
                 at += len(batch)
@@ -149,17 +154,20 @@ class _Files:
             f"instead of {group.rows:,} when {self._dataset.name} was opened: open it again."
         )
 
-    def _batches(self, wanted: RowRange, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the chosen columns of the row group of `wanted`, in batches, without the rows that the filter drops."""
-        dataset, file = self._dataset, self._file(wanted.file)
+    def passing(self, number: int, row_group: int) -> Iterator[pa.RecordBatch]:
+        """Yield the chosen columns of a row group of file `number`, in batches, without the rows that are dropped."""
+        dataset, file = self._dataset, self._file(number)
+        group = dataset.files[number].row_groups[row_group]
+        row_bytes = max(1.0, group.stored_bytes / max(1, group.rows_in_file))
+        rows = int(max(1, min(READ_ROWS, READ_BYTES / row_bytes)))
         there = file.schema_arrow.names
-        keys = dict(dataset.files[wanted.file].partitions)
+        keys = dict(dataset.files[number].partitions)
         stored = [name for name in dataset.reads if name in there]
         # If all columns come from the file's path, the file's first column is read to find the number of rows.
         columns = stored or there[:1]
         # With threads, Arrow decodes each column in its own thread. For a single column, a thread would only cost time.
         threads = len(columns) > 1 and pa.cpu_count() > 1
-        for batch in file.iter_batches(rows, row_groups=[wanted.row_group], columns=columns, use_threads=threads):
+        for batch in file.iter_batches(rows, row_groups=[row_group], columns=columns, use_threads=threads):
             if keys:
                 types = dataset.stored_schema
                 known = {name: batch.column(name) for name in stored}
