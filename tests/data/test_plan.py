@@ -35,7 +35,7 @@ def all_rows(counts):
 def read(shard, rank, position, size, window, batch_size, *, rows=None):
     """Return the rows that one of `size` ranks gets, in order: the shuffled windows, then the padding."""
     own, out = rows_of(shard.ranges), []
-    key = (position.seed, position.epoch, len(begun(position, size, window)[0].legs), rank)
+    key = (position.seed, position.epoch, len(begun(position, size, window, batch_size)[0].legs), rank)
     for number, begin in enumerate(range(0, len(own), window or len(own) or 1)):
         part = own[begin : begin + (window or len(own))]
         out += [part[at] for at in shuffled(len(part), window, key, number)]
@@ -43,10 +43,10 @@ def read(shard, rank, position, size, window, batch_size, *, rows=None):
     return out[: shard.steps * batch_size if rows is None else rows]
 
 
-def on(position, size, window, rows):
-    """Return the position after each of `size` ranks has read `rows` more rows."""
-    before, had = begun(position, size, window)
-    return before._replace(legs=(*before.legs, Leg(size, had + rows, window)))
+def on(position, size, window, batch_size, steps):
+    """Return the position after each of `size` ranks has read `steps` more batches."""
+    before, had = begun(position, size, window, batch_size)
+    return before._replace(legs=(*before.legs, Leg(size, had + steps * batch_size, window)))
 
 
 @given(LAYOUTS, SIZES, BATCHES, WINDOWS, st.integers(0, 3), st.integers(1, 4))
@@ -84,18 +84,24 @@ def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, win
     assert [shard.steps for shard in joined] == [-(-shard.rows // batch_size) for shard in joined]
 
 
-@given(LAYOUTS, WINDOWS, BATCHES, st.lists(st.tuples(SIZES, st.integers(0, 9)), max_size=3), SIZES, st.integers(1, 3))
+@given(
+    LAYOUTS,
+    st.lists(st.tuples(SIZES, WINDOWS, BATCHES, st.integers(0, 9)), max_size=3),
+    st.tuples(SIZES, WINDOWS, BATCHES),
+    st.integers(1, 3),
+)
 @settings(max_examples=400, deadline=None)
-def test_an_epoch_goes_on_from_any_step_on_any_number_of_ranks(counts, window, batch_size, legs, size, epoch):
-    """Even with several stops, every row of an epoch is read exactly once."""
+def test_an_epoch_goes_on_from_any_step_with_any_settings(counts, legs, last, epoch):
+    """Every row of an epoch is read exactly once, even if ranks, window and batch size change at several stops."""
     position, seen = Position(epoch, 7), []
-    for ranks, steps in legs:
+    for ranks, window, batch_size, steps in legs:
         shards = plan(counts, ranks, batch_size, position=position, remainder="drop", window=window)
         steps = min(steps, shards[0].steps)
         for rank, shard in enumerate(shards):
             seen += read(shard, rank, position, ranks, window, batch_size, rows=steps * batch_size)
         if steps:
-            position = on(position, ranks, window, steps * batch_size)
+            position = on(position, ranks, window, batch_size, steps)
+    size, window, batch_size = last
     rest = plan(counts, size, batch_size, position=position, remainder="join", window=window)
     for rank, shard in enumerate(rest):
         seen += read(shard, rank, position, size, window, batch_size, rows=shard.rows)
@@ -122,10 +128,25 @@ def test_as_many_ranks_go_on_as_if_nothing_had_been(counts, window, batch_size, 
             end = shard.rows - shard.read if remainder == "join" and stop is None else steps * batch_size
             handed[rank] += read(shard, rank, position, size, window, batch_size, rows=end)
         if stop is not None and min(stop, least):
-            position = on(position, size, window, min(stop, least) * batch_size)
+            position = on(position, size, window, batch_size, min(stop, least))
     for rank, shard in enumerate(whole):
         rows = shard.rows if remainder == "join" else None
         assert handed[rank] == read(shard, rank, Position(), size, window, batch_size, rows=rows)
+
+
+@pytest.mark.parametrize(("before", "after"), [((10, 20), (10, 0)), ((10, 0), (10, 20)), ((10, 0), (4, 0))])
+def test_an_epoch_goes_on_with_another_batch_size_or_order(before, after):
+    """If shuffling or the batch size has changed at the stop, the unread rows are divided again in whole batches."""
+    counts, (batch_size, window), seen = [[30] * 4] * 3, before, []
+    for rank, shard in enumerate(plan(counts, 2, batch_size, window=window)):
+        seen += read(shard, rank, Position(), 2, window, batch_size, rows=3 * batch_size)
+    position = on(Position(), 2, window, batch_size, 3)
+    batch_size, window = after
+    rest = plan(counts, 2, batch_size, position=position, remainder="join", window=window)
+    assert {shard.read for shard in rest} == {0}
+    for rank, shard in enumerate(rest):
+        seen += read(shard, rank, position, 2, window, batch_size, rows=shard.rows)
+    assert sorted(seen) == sorted(all_rows(counts))
 
 
 def test_the_order_is_the_same_for_a_seed_and_new_in_every_epoch():

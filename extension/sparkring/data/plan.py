@@ -109,7 +109,7 @@ def plan(
     - "join": each rank takes as many steps as its own rows need. Its last batch may be smaller, and some ranks may need
       one more step than others (call `hvd.join()` after the epoch).
     """
-    position, read = begun(position or Position(), size, window)
+    position, read = begun(position or Position(), size, window, batch_size)
     line = remaining(counts, position, window)
     stretches = list(stretch(line, size))
     rows = [sum(each.rows for each in ranges) for ranges in stretches]
@@ -126,14 +126,14 @@ def plan(
     return tuple(found)
 
 
-def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
+def begun(position: Position, size: int, window: int, batch_size: int) -> tuple[Position, int]:
     """Return the position at which `size` ranks began to read with this window, and how many rows each has read since.
 
-    If the last leg had a different size or window, the remaining rows are divided again, so the result is `position`
-    itself and 0 rows.
+    If the last leg had a different size or window, or if its rows are not whole batches of `batch_size` rows, the
+    remaining rows are divided again, so the result is `position` itself and 0 rows.
     """
     legs = position.legs
-    if legs and (legs[-1].size, legs[-1].window) == (size, window):
+    if legs and (legs[-1].size, legs[-1].window) == (size, window) and legs[-1].rows % batch_size == 0:
         return position._replace(legs=legs[:-1]), legs[-1].rows
     return position, 0
 
@@ -166,7 +166,9 @@ def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) 
     In each leg, the rows that the earlier legs have left are cut into stretches, one for each rank. A rank
     may have read only a part of its stretch.
     """
-    line = epoch_order(counts, position.seed, position.epoch) if window else in_order(counts)
+    # The first leg determines the order of the row groups, because a later leg may have switched shuffling on or off.
+    first = position.legs[0].window if position.legs else window
+    line = epoch_order(counts, position.seed, position.epoch) if first else in_order(counts)
     for number, leg in enumerate(position.legs):
         left: list[RowRange] = []
         for rank, ranges in enumerate(stretch(line, leg.size)):

@@ -319,7 +319,7 @@ class Shards:
             )
         if not step:
             return self.start
-        before, read = planning.begun(self.start, self.size, self.window)
+        before, read = planning.begun(self.start, self.size, self.window, self.batch_size)
         leg = Leg(self.size, read + step * self.batch_size, self.window)
         return before._replace(legs=(*before.legs, leg))
 
@@ -505,7 +505,7 @@ class Shards:
 
     def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[Buffer]:
         shard = self.plan()[self.rank]
-        before, _ = planning.begun(self.start, self.size, self.window)
+        before, _ = planning.begun(self.start, self.size, self.window, self.batch_size)
         key = (self.start.seed, self.start.epoch, len(before.legs), self.rank)
         length = self.window or _buffer_rows(self.batch_size, self.dataset)
         end = self._end(shard)
