@@ -45,6 +45,17 @@ def test_the_footers_tell_files_row_groups_rows_and_columns(flights):
     assert 0 < only.size_bytes < found.size_bytes
 
 
+def test_the_size_in_memory_is_not_that_of_encoded_values(tmp_path):
+    """Equal values are stored once, but each of them needs memory."""
+    columns = {"i": [7] * 50_000, "f": pa.array([7.0] * 50_000, pa.float32()), "l": [[7, 7]] * 50_000}
+    columns["b"] = pa.array([b"seven"] * 50_000, pa.binary(5))
+    (group,) = open_dataset(write(tmp_path / "a.parquet", pa.table(columns))).files[0].row_groups
+    assert group.size_bytes < 5_000
+    assert group.stored_bytes == 50_000 * (8 + 4 + 16 + 5)
+    (group,) = open_dataset(write(tmp_path / "s.parquet", pa.table({"s": ["a", "b"] * 5_000}))).files[0].row_groups
+    assert 0 < group.stored_bytes < 10_000
+
+
 def test_the_version_is_a_digest_of_the_footers_and_of_what_is_read(flights):
     """A copy has the same version. Another choice of columns or rows, or an added row, changes the version."""
     found = open_dataset(flights)

@@ -42,6 +42,8 @@ AT_ONCE = 16  # the number of footers to read at the same time; it is high, beca
 TELL_AFTER_S = 2.0
 LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # a remote row group above this size is not fetched whole
+# The number of bytes of a value, by its physical type.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 _TABLES = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 # The errors that Arrow raises for files that are damaged or not Parquet, and the errors of file systems.
@@ -51,7 +53,8 @@ BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
 class RowGroup(NamedTuple):
     """One row group: `rows` of its `rows_in_file` rows pass the filter.
 
-    `size_bytes` is the compressed size of the columns that are read, and `stored_bytes` is their uncompressed size.
+    `size_bytes` is the compressed size of the columns that are read, and `stored_bytes` is their size in memory. Strings
+    and binary values may need more memory if many of them are equal, because the footer has their encoded size only.
     """
 
     rows: int
@@ -387,13 +390,20 @@ def _check_equal(schemas: Sequence[pa.Schema], names: Sequence[str], wanted: Seq
 
 
 def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup, ...]:
-    leaves = [at for at in range(metadata.num_columns) if metadata.schema.column(at).path.partition(".")[0] in columns]
+    schema = metadata.schema
+    leaves = [at for at in range(metadata.num_columns) if schema.column(at).path.partition(".")[0] in columns]
+    # `length` is 0 except for fixed-length byte arrays.
+    widths = [_WIDTHS.get(schema.column(at).physical_type, schema.column(at).length) for at in leaves]
     found = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         parts = [group.column(at) for at in leaves]
         size = sum(part.total_compressed_size for part in parts)
-        stored = sum(part.total_uncompressed_size for part in parts)
+        # The uncompressed size is that of encoded values, which can be much smaller than the values in memory.
+        stored = sum(
+            max(part.total_uncompressed_size, part.num_values * width)
+            for part, width in zip(parts, widths, strict=True)
+        )
         found.append(RowGroup(group.num_rows, size, stored, group.num_rows))
     return tuple(found)
 
