@@ -53,8 +53,8 @@ BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
 class RowGroup(NamedTuple):
     """One row group: `rows` of its `rows_in_file` rows pass the filter.
 
-    `size_bytes` is the compressed size of the columns that are read, and `stored_bytes` is their size in memory. Strings
-    and binary values may need more memory if many of them are equal, because the footer has their encoded size only.
+    `size_bytes` is the compressed size of the columns that are read, and `stored_bytes` is their size in memory. For
+    strings and binary values, the footer has only the encoded size, which is too small if many of them are equal.
     """
 
     rows: int
