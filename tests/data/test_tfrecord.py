@@ -11,6 +11,7 @@ from collections import Counter
 from decimal import Decimal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -114,6 +115,9 @@ def test_every_type(folder, tf, compression):
     rows["big"] = np.arange(10, dtype=">i4")
     rows["image"] = random.integers(0, 256, (10, 4, 5, 3), np.uint8)
     rows["text"] = np.array([f"ö{i}" * i for i in range(10)], object)
+    rows["lists"] = [["a", "b"], ["c", "d"]] * 5
+    rows["nan"] = np.array([[1.5, float("nan")]] * 10)
+    rows["flags"] = np.array([False, True] * 5, object)
     rows["raw"] = np.array([bytes([0, i, 0]) for i in range(10)], object)
     write_tfrecord(rows, folder, batch_size=5, files=2, compression=compression)
     records = tfrecords(folder, shuffle=False)
@@ -123,8 +127,10 @@ def test_every_type(folder, tf, compression):
     batches = list(records)
     for name, written in rows.items():
         read = np.concatenate([batch[name] for batch in batches])
-        if name == "text":
-            written = np.array([text.encode() for text in written], object)
+        if name in ("text", "lists"):
+            written = np.char.encode(np.array(written, str)).astype(object)
+        if name == "flags":
+            written = written.astype(bool)
         assert read.dtype == written.dtype.newbyteorder("=")
         np.testing.assert_array_equal(read, written)
 
@@ -333,6 +339,17 @@ def test_too_few_records(folder):
     ("rows", "message"),
     [
         ({"a": np.array([1, None], object)}, r"column `a` has nulls \(1 of 2"),
+        ({"a": np.array(["x", float("nan")], object)}, r"column `a` has nulls \(1 of 2"),
+        ({"a": ["x", float("nan")]}, r"column `a` has nulls \(1 of 2"),
+        ({"a": np.array([1.5, float("nan")], object)}, r"column `a` has nulls \(1 of 2"),
+        (pd.DataFrame({"a": pd.array([1, None], "Int64")}), r"column `a` has nulls \(1 of 2"),
+        ({"a": pd.array([1.5, None], "Float64")}, r"column `a` has nulls \(1 of 2"),
+        (pd.DataFrame({"a": pd.array(["x", None], "string")}), r"column `a` has nulls \(1 of 2"),
+        ({"a": np.array([pd.Timestamp(0), pd.NaT], object)}, r"column `a` has nulls \(1 of 2"),
+        ({"a": pd.Series([["x", "y"], ["z", float("nan")]])}, r"column `a` has nulls \(1 of 4"),
+        ({"a": ["x", 3]}, "column `a` has both strings and other values"),
+        ({"a": np.array([3, b"x"], object)}, "column `a` has both strings and other values"),
+        ({"a": pd.Series([np.array(["x"]), np.array([3.0])])}, "column `a` has both strings and other values"),
         ({"a": np.ma.masked_array([1, 2], [False, True])}, "column `a` has masked values"),
         ({"a": [[1, 2], [3]]}, "column `a` is ragged"),
         ({"a": np.array([np.zeros(2), np.zeros(3)], object)}, "column `a` is ragged"),

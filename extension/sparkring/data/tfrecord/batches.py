@@ -16,6 +16,8 @@ from sparkring.errors import DataError
 WHOLE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 NUMBERS = ("bool", *WHOLE, "float16", "float32", "float64", "complex64", "complex128")
 
+TEXT = (str, bytes, bytearray)
+
 Array = Any  # numpy.ndarray
 Batch = dict[str, Array]
 
@@ -84,7 +86,7 @@ def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
             # alive.
             stack.callback(source.close)
         elif hasattr(source, "iloc"):
-            source = {column: source[column].to_numpy() for column in source.columns}
+            source = {column: source[column] for column in source.columns}
         for chunk in [source] if isinstance(source, Mapping) else source:
             if not isinstance(chunk, Mapping) or not chunk:
                 raise DataError(
@@ -105,7 +107,7 @@ def _array(values: Any, what: str) -> Array:
             # Before NumPy 1.24, ragged lists caused only a warning. The warning is hidden, because such lists are
             # refused below.
             warnings.simplefilter("ignore")
-            array = np.asarray(values)
+            array = np.asarray(values) if isinstance(values, np.ndarray) else _as_array(values)
         if array.dtype.kind == "O" and not _of_strings(array):
             array = _stacked(array, what)
     except ValueError:  # from NumPy, if the arrays are ragged
@@ -126,16 +128,45 @@ def _array(values: Any, what: str) -> Array:
 
 
 def _of_strings(array: Array) -> bool:
-    return array.dtype.kind == "O" and all(isinstance(value, str | bytes | bytearray) for value in array.flat)
+    return array.dtype.kind == "O" and all(isinstance(value, TEXT) for value in array.flat)
+
+
+def _as_array(values: Any) -> Array:
+    """Return `values` as an array, with strings and pandas' NA as objects.
+
+    np.asarray() would turn all values beside strings into text, and NA beside numbers into NaN.
+    """
+    if hasattr(values, "isna") and not isinstance(getattr(values, "dtype", None), np.dtype):
+        return values.to_numpy(object if np.any(values.isna()) else None)
+    array = np.asarray(values)
+    return np.asarray(values, object) if array.dtype.kind in "US" else array
 
 
 def _stacked(array: Array, what: str) -> Array:
     """Combine the values or arrays in an array of objects into one array.
 
-    Raise DataError if one of them is None, and ValueError if their shapes differ.
+    Raise DataError if one of them is null or if there are strings and other values, and ValueError if their shapes
+    differ.
     """
-    nulls = sum(value is None for value in array.flat)
+    _refuse_nulls(array, what)
+    parts = np.stack([_as_array(value) for value in array.flat])
+    found = parts.reshape(*array.shape, *parts.shape[1:])
+    if found.dtype.kind == "O":
+        _refuse_nulls(found, what)
+        if len({isinstance(value, TEXT) for value in found.flat}) > 1:
+            raise DataError(f"{what} has both strings and other values: convert them to one type.")
+    return found
+
+
+def _refuse_nulls(array: Array, what: str) -> None:
+    """Raise DataError if an array of objects has nulls."""
+    nulls = sum(map(_is_null, array.flat))
     if nulls:
         raise DataError(f"{what} has nulls ({nulls:,} of {array.size:,} values): fill them first.")
-    inner = np.stack([np.asarray(value) for value in array.flat])
-    return inner.reshape(*array.shape, *inner.shape[1:])
+
+
+def _is_null(value: Any) -> bool:
+    """Return whether a value is None, pandas' NA, NaT or NaN. The last two do not equal themselves."""
+    if value is None or type(value).__name__ == "NAType":
+        return True
+    return not hasattr(value, "__len__") and bool(value != value)
