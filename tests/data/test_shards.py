@@ -540,6 +540,26 @@ def test_what_is_left_of_an_epoch_can_be_less_than_a_batch(numbered, read):
     assert len(list(read(data))) == 3
 
 
+@pytest.mark.parametrize(
+    ("remainder", "read"),
+    [
+        ("join", lambda data: data.as_numpy()),
+        ("join", lambda data: data.as_arrow()),
+        ("pad", lambda data: data.as_numpy()),
+        ("drop", lambda data: data.as_torch(workers=1)),
+    ],
+)
+def test_nothing_is_left_at_the_end_of_an_epoch(numbered, monkeypatch, remainder, read):
+    """A position after the last batch has no batches left, and the next epoch is complete."""
+    data = shards(numbered, 64, columns=["x"], transform=dict, remainder=remainder, shuffle=False)
+    steps, planned, begin = data.steps, [], module.Progress.begin
+    data = data.resume(data.position(step=steps))
+    monkeypatch.setattr(module.Progress, "begin", lambda *args: planned.append(args[2:4]) or begin(*args))
+    assert list(read(data)) == []
+    assert planned == [(), (0, 0)]
+    assert (data.epoch, data.steps) == (2, steps)
+
+
 def test_where_tensorflow_is_has_to_be_said(numbered):
     """TensorFlow reads ahead, so the number of batches that it has taken does not show the training's progress."""
     data = shards(numbered, 100)

@@ -501,10 +501,14 @@ class Shards:
 
     def _end(self, shard: Shard) -> int:
         """Return how many rows of its shard the rank will have read at the end of the epoch."""
-        return shard.rows if self.remainder == "join" else shard.read + shard.steps * self.batch_size
+        if self.remainder == "join" and shard.steps:
+            return shard.rows
+        return shard.read + shard.steps * self.batch_size
 
     def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[Buffer]:
         shard = self.plan()[self.rank]
+        if not shard.steps:  # with "join", the position can be after this rank's last row
+            return
         before, _ = planning.begun(self.start, self.size, self.window, self.batch_size)
         key = (self.start.seed, self.start.epoch, len(before.legs), self.rank)
         length = self.window or _buffer_rows(self.batch_size, self.dataset)
