@@ -2,6 +2,7 @@
 
 import datetime
 import os
+from decimal import Decimal
 
 import fsspec
 import pyarrow as pa
@@ -158,6 +159,47 @@ def test_nan_passes_a_filter_in_counting_as_in_reading(tmp_path, where):
     assert len(read) == found.rows == {"f < 50": 30, "f >= 0": 30, "not f < 0": 50, "f != 3 and x >= 0": 49}[where]
 
 
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [
+        ("i8 in (1, 300)", [1]),
+        ("i8 in (1, 2.5)", [1]),
+        ("i8 in (2.0, null)", [2, 4]),
+        ("i8 not in (1, 300)", [2, 3, 4]),
+        ("i8 not in ()", [1, 2, 3, 4]),
+        ("i8 < 300 and i8 > 1.5", [2, 3]),
+        ("u == 18446744073709551615", [3]),
+        ("u in (1, 18446744073709551615)", [1, 3]),
+        ("u > 1", [2, 3]),
+        ("dec in (1.5, 2)", [1, 2]),
+        ("dec in (1.505, 1000)", []),
+        ("dec > 1.75", [2, 3]),
+        ("dec < 1000", [1, 2, 3]),
+        ("dec > 1.505", [2, 3]),
+        ("dec < 1e300", [1, 2, 3]),
+        ("dec == 3", [3]),
+        ("f in (0.5, 1)", [1, 2]),
+        ("word in ('a', 'b')", [1, 2]),
+        ("word not in ('a',)", [2, 3, 4]),
+        ("word in ('c', null)", [3, 4]),
+    ],
+)
+def test_numbers_in_a_filter_keep_their_values(tmp_path, where, rows):
+    """A number is compared with a column's values as it is written, whether the column's type can hold it or not."""
+    columns = {
+        "n": pa.array([1, 2, 3, 4]),
+        "i8": pa.array([1, 2, 3, None], pa.int8()),
+        "u": pa.array([1, 2, 2**64 - 1, None], pa.uint64()),
+        "dec": pa.array([Decimal("1.50"), Decimal("2.00"), Decimal("3.00"), None], pa.decimal128(3, 2)),
+        "f": pa.array([0.5, 1, 2, None], pa.float32()),
+        "word": pa.array(["a", "b", "c", None]).dictionary_encode(),
+    }
+    write(tmp_path / "a.parquet", pa.table(columns))
+    found = open_dataset(tmp_path, ["n"], f"n == 0 or {where}" if rows else f"n == 1 or {where}")
+    (window,) = windows(found, [RowRange(0, 0, 0, found.rows)], 10)
+    assert [n for batch in window.batches for n in batch["n"].to_pylist()] == (rows or [1])
+
+
 def test_dates_in_a_filter_are_strings(tmp_path):
     """Strings in a filter are converted to the column's type."""
     days = [datetime.datetime(2026, 1, day) for day in range(1, 11)]
@@ -179,6 +221,8 @@ def test_dates_in_a_filter_are_strings(tmp_path):
         ("speed > 3", "the column `speed`, .* `x`, `city`"),
         ("cit == 'Ulm'", "did you mean `city`?"),
         ("x > 'abc'", "`x` is int64, but 'abc' is not"),
+        ("x == 18446744073709551615", "`x` is int64, but 18446744073709551615 is not"),
+        ("x in (1, 'abc')", "`x` is int64, but 'abc' is not"),
         ("city > 3", "`city` is string, but 3 is not"),
         ("x", "`x` is not a comparison"),
         ("x > y()", "`y\\(\\)` is neither a column nor a number"),

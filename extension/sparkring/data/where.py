@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import decimal
 import difflib
 import functools
 import operator
@@ -118,8 +119,10 @@ class _Reader:
         if isinstance(op, ast.In | ast.NotIn):
             if not (isinstance(left, ast.Name) and isinstance(right, ast.Tuple | ast.List | ast.Set)):
                 raise self._refused("`in` takes a column and a list: `city in ('Ulm', 'Bonn')`.")
-            values = pa.array([self._value(each, kind, column).as_py() for each in right.elts], kind)
-            found = pc.field(column).isin(values)
+            values = [self._value(each, kind, column) for each in right.elts]
+            kind = _plain(kind)
+            # A number that is still of another type equals none of the column's values, which cannot hold it.
+            found = pc.field(column).isin(pa.array([each.as_py() for each in values if each.type == kind], kind))
             return ~found if isinstance(op, ast.NotIn) else found
         return _COMPARED[type(op)](self._side(left, kind, column), self._side(right, kind, column))
 
@@ -134,15 +137,13 @@ class _Reader:
             value = ast.literal_eval(self._constant(node))
         except ValueError:
             raise self._refused(f"`{ast.unparse(node)}` is neither a column nor a number or string.") from None
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
+        kind = _plain(kind)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and _is_number(kind):
-            # Do not cast the number to `kind`: a fraction would be lost, and 300 could not be compared with int8.
-            return pa.scalar(value)
         try:
-            found = pa.scalar(value)
+            if number and _is_number(kind):
+                return _number(value, kind)
             if not number:
+                found = pa.scalar(value)
                 return found if found.type == kind else found.cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
             pass
@@ -155,6 +156,30 @@ class _Reader:
                 f"{nearest(name, self._schema.names)}"
             )
         return self._schema.field(name)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a column's values."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _number(value: float, kind: pa.DataType) -> pa.Scalar:
+    """Return a number to compare with a column of type `kind`: as this type if it can hold the number exactly.
+
+    Otherwise, the number keeps its own type: a cast would lose a fraction, and 300 can be compared with int8.
+    """
+    if pa.types.is_decimal(kind):
+        try:
+            return pa.scalar(decimal.Decimal(repr(value)), kind)
+        except pa.ArrowInvalid:
+            return pa.scalar(float(value))  # Arrow compares decimals of different scales incorrectly
+    # By default, integers become int64, which does not hold the largest ones.
+    found = pa.scalar(value, kind if isinstance(value, int) and value >= 2**63 else None)
+    try:
+        cast = found.cast(kind)
+        return cast if cast.cast(found.type) == found else found
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return found
 
 
 def _is_number(kind: pa.DataType) -> bool:
