@@ -125,7 +125,7 @@ def test_columns_rows_and_types(numbered):
         where="x >= 996",
     )
     assert {name: (spec.shape, str(spec.dtype)) for name, spec in data.spec.items()} == {
-        "in": ((5,), "float64"),
+        "in": ((5,), "float32"),
         "out": ((), "float32"),
         "name": ((), "object"),
     }

@@ -108,7 +108,7 @@ class Layout:
         for name, members in self.groups.items():
             exact = len(members) == 1  # if an array combines several columns, decimals become floats
             parts = [to_numpy(batch.column(each), each, self.making, self.dtype, exact=exact) for each in members]
-            found[name] = parts[0] if len(parts) == 1 else _side_by_side(parts, members, name)
+            found[name] = parts[0] if len(parts) == 1 else _side_by_side(parts, members, name, self.dtype)
         return found
 
     def _transformed(self, batch: Batch) -> Batch:
@@ -176,8 +176,8 @@ def _words(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
     return f"{dtype} of shape {list(shape)}" if shape else str(dtype)
 
 
-def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> Array:
-    """Return columns of numbers as one array [rows, columns]."""
+def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str, dtype: np.dtype[Any] | None) -> Array:
+    """Return columns of numbers as one array [rows, columns], which is of type `dtype` if any of them are floats."""
     for part, member in zip(parts, members, strict=True):
         if part.ndim > 2 or part.dtype.kind not in "biuf":
             raise DataError(
@@ -186,8 +186,11 @@ def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> 
             )
     parts = [part[:, None] if part.ndim == 1 else part for part in parts]
     shape = len(parts[0]), sum(part.shape[1] for part in parts)
+    common = np.result_type(*(part.dtype for part in parts))
+    if dtype is not None and common.kind == "f":
+        common = dtype  # large integers beside float32 would otherwise make the array float64
     # Without `out`, NumPy could return an array in column-major order.
-    return np.concatenate(parts, axis=1, out=np.empty(shape, np.result_type(*(part.dtype for part in parts))))
+    return np.concatenate(parts, axis=1, out=np.empty(shape, common), casting="same_kind")
 
 
 def making_of(

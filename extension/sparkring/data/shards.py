@@ -112,7 +112,8 @@ def shards(
         cannot hold nulls.
     raw: a dict from binary columns to the dtype and shape of the array that each of their rows holds, as in
         {"image": ("uint8", (32, 32, 3))}.
-    dtype: the dtype of all floating-point columns and decimals, as in dtype="float32".
+    dtype: the dtype of all floating-point columns and decimals, and of the arrays that combine them with other columns,
+        as in dtype="float32".
     prefetch: the number of buffers to read ahead.
     rank, size: the rank whose shard to return, and the number of ranks to divide the data set among; default: those of
         this process. Give both or neither.
