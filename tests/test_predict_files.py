@@ -19,7 +19,7 @@ from sparkring.data.dataset import open_dataset
 from sparkring.engine.foreach import run as foreach_run
 from sparkring.errors import DataError, ItemsFailed, OptionsError, PathError
 from sparkring.inference import parts
-from sparkring.inference.destination import SUCCESS, Destination
+from sparkring.inference.destination import STATE, SUCCESS, Destination
 from sparkring.inference.parts import parts_of
 
 ROWS = 6_000  # in three files of 2000 rows; a fourth file is empty
@@ -302,4 +302,41 @@ def test_storage_that_cannot_rename():
     again = begun("overwrite")
     with pytest.raises(DataError, match=r"a.parquet .* was changed or removed"):
         again.commit({"a.parquet": 2}, {})
+    fs.rm("memory://predictions", recursive=True)
+
+
+def test_another_model_after_a_copy_was_interrupted():
+    """The folder has only the files of the new model, and mode "error" does not replace those of the old one."""
+    to = "memory://predictions/run2"
+
+    def begun(mode, model, names):
+        found = Destination(to, mode)
+        found.open({"model": model})
+        fs = found.folder.fs
+        for name in names:
+            fs.pipe_file(f"{found.unfinished.path}/parts/{name}", b"a")
+            fs.pipe_file(f"{found.unfinished.path}/results/{name}", b"{}")
+        return found
+
+    first = begun("error", "1", ["a.parquet", "b.parquet"])
+    fs, target = first.folder.fs, first.folder.path
+    copy, copied = fs.cp_file, []
+
+    def copy_one(*paths):
+        if copied:
+            raise OSError("the storage fails")
+        copied.append(copy(*paths))
+
+    fs.cp_file = copy_one
+    try:
+        with pytest.raises(DataError, match="the storage fails"):
+            first.commit({"a.parquet": 1, "b.parquet": 1}, {})
+    finally:
+        fs.cp_file = copy
+    first.release()
+    assert fs.exists(f"{target}/a.parquet")
+    with pytest.raises(DataError, match="with different model"):
+        begun("error", "2", [])
+    begun("overwrite", "2", ["c.parquet"]).commit({"c.parquet": 1}, {})
+    assert {os.path.basename(path) for path in fs.ls(target, detail=False)} == {"c.parquet", STATE, SUCCESS}
     fs.rm("memory://predictions", recursive=True)
