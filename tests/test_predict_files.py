@@ -249,23 +249,70 @@ def test_autocast(data, tmp_path, no_folder_left):
     assert expected != net(rows)[:, 0].tolist()
 
 
-def test_parts_of_another_autocast(data, tmp_path, monkeypatch):
+@pytest.fixture
+def belongs(monkeypatch):
+    """Return a function that returns the digests of a call of predict(), which does not start a run."""
+    found = []
+
+    def interrupted(destination, digests):
+        found.append(digests)
+        raise KeyboardInterrupt
+
+    def of(*args, **options):
+        with pytest.raises(KeyboardInterrupt):
+            sparkring.predict(*args, **options)
+        return found.pop()
+
+    monkeypatch.setattr(Destination, "open", interrupted)
+    return of
+
+
+def changed(first, second):
+    return {name for name in first if first[name] != second[name]}
+
+
+def test_parts_of_another_autocast(data, tmp_path, belongs):
     """An unfinished run does not continue with another autocast."""
     import torch
 
-    net, belongs = torch.nn.Linear(2, 1), []
-
-    def interrupted(destination, found):
-        belongs.append(found)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Destination, "open", interrupted)
-    for autocast in (None, "bfloat16", torch.bfloat16):
-        with pytest.raises(KeyboardInterrupt):
-            sparkring.predict(data, net, inputs=INPUTS, to=tmp_path / "preds", np=-1, autocast=autocast)
-    first, second, third = belongs
+    net, to = torch.nn.Linear(2, 1), tmp_path / "preds"
+    first, second, third = (
+        belongs(data, net, inputs=INPUTS, to=to, np=-1, autocast=autocast)
+        for autocast in (None, "bfloat16", torch.bfloat16)
+    )
     assert second == third
-    assert {name for name in first if first[name] != second[name]} == {"settings"}
+    assert changed(first, second) == {"settings"}
+
+
+def test_parts_of_other_inputs(data, tmp_path, belongs):
+    """An unfinished run does not continue if the model gets its inputs in another order, or by their names."""
+
+    def of(inputs):
+        return belongs(data, lambda batch: batch["a"], inputs=inputs, to=tmp_path / "preds", np=-1)
+
+    assert changed(of(["a", "b"]), of(["a", "b"])) == set()
+    assert changed(of(["a", "b"]), of(["b", "a"])) == {"settings"}
+    assert changed(of(["a", "b"]), of({"a": "a", "b": "b"})) == {"settings"}
+
+
+def test_parts_of_another_value_of_a_checkpoint(data, tmp_path, belongs):
+    """An unfinished run does not continue with another value of the same checkpoint as the model."""
+    import torch
+
+    nets = {name: torch.nn.Linear(2, 1) for name in ("first", "second")}
+    store = sparkring.checkpoints(tmp_path / "saved")
+    store.save(1, nets)
+    store.wait()
+    first, second = (
+        belongs(data, store, make_net, inputs=INPUTS, to=tmp_path / "preds", np=-1, key=key) for key in nets
+    )
+    assert changed(first, second) == {"settings"}
+
+
+def make_net():
+    import torch
+
+    return torch.nn.Linear(2, 1)
 
 
 def test_storage_that_cannot_rename():
