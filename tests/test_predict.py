@@ -190,6 +190,33 @@ def test_batches_are_converted_together():
     assert caught.value.row == 9
 
 
+@pytest.mark.versions("pandas UDFs of pyspark, and pandas")
+def test_numbers_are_exact(spark, no_folder_left):
+    """Large integers and NaNs stay as they are beside nulls, in columns for the model and in predictions."""
+    large = 2**53 + 1
+    frame = spark.createDataFrame([(large, 0.5), (None, 1.5), (-large, float("nan"))], "whole long, half double")
+    frame = frame.coalesce(1)
+
+    def model(batch):
+        if (batch["half"] == 1.5).any():
+            raise ValueError("one row")
+        return {"same": batch["whole"], "half": batch["half"]}
+
+    def predict(**options):
+        returns = {"same": "long", "half": "double"}
+        data, options = frame.withColumnRenamed("half", "x"), {"on_error": "null", "idle_s": 0.3, **options}
+        inputs = {"whole": "whole", "half": "x"}
+        return sparkring.predict(data, model, inputs=inputs, returns=returns, probe=False, **options)
+
+    found = predict(fill={"whole": 7}).select("same", "half").collect()
+    assert [row.same for row in found] == [large, None, -large]
+    assert [repr(row.half) for row in found] == ["0.5", "None", "nan"]
+    scored = sparkring.predict(frame, lambda batch: batch["whole"], inputs=["whole"], fill={"whole": large}, idle_s=0.3)
+    assert [row.prediction for row in scored.collect()] == [large, large, -large]
+    with pytest.raises(Exception, match=r"column `whole` has nulls, and integers beyond .*fill={'whole': 0}"):
+        predict().select("same").collect()
+
+
 def test_zip_files_are_forgotten(tmp_path, monkeypatch):
     """After a task, no zip file is known, because Spark would read its list of contents again for the next task."""
     path = tmp_path / "forgotten.zip"

@@ -50,6 +50,7 @@ _BOOT = (
 # The keys under which the metadata of a request says which task, or which streaming query, has sent it.
 TASK, STREAM = b"sparkring.task", b"sparkring.stream"
 _ATTEMPTS = 3  # if the model process exits this many times during a request, the request's rows count as the cause
+_EXACT = 2**53  # integers up to this one are exact in float64
 _LOGGED = 600  # the largest number of characters of a log that an error quotes
 
 
@@ -138,18 +139,25 @@ def _as_arrow(batch: Any, schema: Any) -> Any:
             found.update((f"{number}.{at}", part.iloc[:, at]) for at in range(part.shape[1]))
         else:
             found[str(number)] = part
-    kinds = [None] * len(found) if schema is None else schema.types
-    columns = [_column(series, kind) for series, kind in zip(found.values(), kinds, strict=False)]
+    fields = [None] * len(found) if schema is None else schema
+    columns = [_column(series, field) for series, field in zip(found.values(), fields, strict=False)]
     return pyarrow.RecordBatch.from_arrays(columns, names=list(found) if schema is None else None, schema=schema)
 
 
-def _column(series: Any, kind: Any) -> Any:
+def _column(series: Any, field: Any) -> Any:
     import numpy
     import pyarrow
 
+    kind = None if field is None else field.type
     values = series.to_numpy()
-    if values.dtype.kind == "f" and (kind is None or pyarrow.types.is_floating(kind)):
-        return pyarrow.array(values, kind)  # a NaN stays a NaN
+    if values.dtype.kind == "f":
+        if kind is None or pyarrow.types.is_floating(kind):
+            return pyarrow.array(values, kind)  # a NaN stays a NaN
+        if (numpy.abs(values) >= _EXACT).any():  # these are integers beside nulls, which Spark sends as float64
+            raise RuntimeError(
+                f"sparkring: column `{field.name}` has nulls, and integers beyond ±2**53, which pandas would round: "
+                f"replace the nulls with fill={{{field.name!r}: 0}}, or leave these rows out with df.dropna()."
+            )
     if len(values) and values.dtype == object and (kind is None or pyarrow.types.is_list(kind)):
         # Arrow's own conversion of many small arrays takes much longer.
         with contextlib.suppress(TypeError, ValueError):  # a null, or arrays of arrays
@@ -166,9 +174,30 @@ def _column(series: Any, kind: Any) -> Any:
 
 def _as_pandas(batch: Any) -> Any:
     """Return the answer as the UDF's result: a Series, or a DataFrame if the UDF returns a struct."""
+    import pandas
+
+    found = {name: _as_series(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     if batch.schema.metadata and b"struct" in batch.schema.metadata:
-        return batch.to_pandas()
-    return batch.column(0).to_pandas()
+        return pandas.DataFrame(found)
+    return next(iter(found.values()))
+
+
+def _as_series(column: Any) -> Any:
+    """Return a Series from which Spark gets exactly the values of an Arrow column.
+
+    From a Series of NumPy numbers, Spark would make nulls of all NaNs, and integers beside nulls would be rounded.
+    """
+    import pandas
+    import pyarrow
+
+    if not (pyarrow.types.is_floating(column.type) or pyarrow.types.is_integer(column.type)):
+        return column.to_pandas()
+
+    class Exact(pandas.arrays.ArrowExtensionArray):  # type: ignore[misc]
+        def __arrow_array__(self, type: Any = None) -> Any:
+            return super().__arrow_array__(type).combine_chunks()  # Spark needs an array without chunks
+
+    return pandas.Series(Exact(column))
 
 
 # ── The model process ────────────────────────────────────────────────────────────────────────────────────────────────
