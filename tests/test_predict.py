@@ -217,6 +217,22 @@ def test_numbers_are_exact(spark, no_folder_left):
         predict().select("same").collect()
 
 
+def test_batches_whose_types_differ():
+    """predict_udf() infers the types of each batch. Rows that wait for the next batch get the types of both."""
+    numbers = pd.Series([1, 2, 3]), pd.Series([4.0, np.nan]), pd.Series([6, 7, 8])
+    texts = pd.Series([None, None, None], dtype=object), pd.Series(["a", None]), pd.Series(["b", "c", "d"])
+    lists = (
+        pd.Series([np.array([1, 2])] * 3), pd.Series([None, np.array([0.5, 1])]), pd.Series([np.array([3, 4])] * 3),
+    )  # fmt: skip
+    batches = zip(numbers, texts, lists, strict=True)
+    found = list(by_value("sparkring.inference", "task.py")["_requests"](batches, None, 4))
+    assert [len(each) for each in found] == [4, 4]
+    columns = [pa.concat_tables(found).column(at).to_pylist() for at in range(3)]
+    assert repr(columns[0]) == "[1.0, 2.0, 3.0, 4.0, nan, 6.0, 7.0, 8.0]"
+    assert columns[1] == [None, None, None, "a", None, "b", "c", "d"]
+    assert columns[2] == [[1, 2]] * 3 + [None, [0.5, 1]] + [[3, 4]] * 3
+
+
 def test_zip_files_are_forgotten(tmp_path, monkeypatch):
     """After a task, no zip file is known, because Spark would read its list of contents again for the next task."""
     path = tmp_path / "forgotten.zip"

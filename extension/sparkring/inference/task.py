@@ -109,19 +109,36 @@ def _requests(batches: Iterable[Any], schema: Any, batch_size: int) -> Iterator[
 
     This way, the batch of a row depends only on the partition.
     """
-    import pyarrow
-
     kept: list[Any] = []
     rows = 0
     for batch in batches:
         kept.append(_as_arrow(batch, schema))
         rows += len(kept[-1])
         if ready := rows - rows % batch_size:
-            table = pyarrow.Table.from_batches(kept)
+            table = _joined(kept)
             yield table.slice(0, ready)
             kept, rows = table.slice(ready).to_batches(), rows - ready
     if rows:
-        yield pyarrow.Table.from_batches(kept)
+        yield _joined(kept)
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    """Return the rows of several batches as a table. Types that were inferred may differ from batch to batch."""
+    import pyarrow
+
+    kinds = zip(*(batch.schema.types for batch in batches), strict=True)
+    schema = pyarrow.schema(list(zip(batches[0].schema.names, map(_common_type, kinds), strict=True)))
+    return pyarrow.concat_tables([pyarrow.Table.from_batches([batch]).cast(schema) for batch in batches])
+
+
+def _common_type(kinds: Iterable[Any]) -> Any:
+    """Return the type that holds the values of all types: a column of integers is float64 in batches with nulls."""
+    from pyarrow import list_, null, types
+
+    found = [kind for kind in dict.fromkeys(kinds) if not types.is_null(kind)]
+    if len(found) > 1 and all(map(types.is_list, found)):
+        return list_(_common_type(kind.value_type for kind in found))
+    return next(filter(types.is_floating, found), found[0] if found else null())
 
 
 def _as_arrow(batch: Any, schema: Any) -> Any:
