@@ -387,3 +387,31 @@ def test_another_model_after_a_copy_was_interrupted():
     begun("overwrite", "2", ["c.parquet"]).commit({"c.parquet": 1}, {})
     assert {os.path.basename(path) for path in fs.ls(target, detail=False)} == {"c.parquet", STATE, SUCCESS}
     fs.rm("memory://predictions", recursive=True)
+
+
+def test_a_folder_that_appears_during_the_run(tmp_path):
+    """Mode "error" does not replace the folder, and keeps the parts. Mode "overwrite" does not replace other files."""
+    to = tmp_path / "preds"
+
+    def begun(mode):
+        found = Destination(to, mode)
+        found.open({"model": "1"})
+        return found
+
+    first = begun("error")
+    for folder, name in (("parts", "a.parquet"), ("results", "a.json")):
+        path = tmp_path / "_preds.unfinished" / folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("a")
+    to.mkdir()
+    (to / "other.parquet").touch()
+    with pytest.raises(DataError, match="exists already"):
+        first.commit({"a.parquet": 1}, {})
+    first.release()
+    again = begun("overwrite")
+    (to / "mine.txt").touch()
+    with pytest.raises(DataError, match=r"has `mine.txt`"):
+        again.commit({"a.parquet": 1}, {})
+    (to / "mine.txt").unlink()
+    again.commit({"a.parquet": 1}, {})
+    assert {path.name for path in to.iterdir()} == {"a.parquet", STATE, SUCCESS}

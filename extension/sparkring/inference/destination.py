@@ -123,10 +123,14 @@ class Destination:
 
         The facts in `about` are written to a file beside the parts.
 
-        Raise DataError if a file is missing, or if the storage fails.
+        Raise DataError if a file is missing, if the storage fails, or if the destination now has files that are not to
+        be replaced.
         """
         parts = self.unfinished / PARTS
         with self._usable():
+            there = self._names(self.folder)
+            if there and not read_json(self.unfinished / STATE, LAYOUT).get("copying"):
+                self._check_replaceable(there)
             sizes = {name: int(entry["size"]) for name, entry in entries(parts).items() if entry["type"] == "file"}
             for name, size_bytes in files.items():
                 if sizes.get(name) != size_bytes:
