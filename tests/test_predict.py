@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -10,10 +11,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 import zipfile
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Pipe, answer_challenge, deliver_challenge
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +41,7 @@ from sparkring.inference import predictors, server
 from sparkring.inference.files import FileRows, Files
 from sparkring.inference.inputs import Described
 from sparkring.inference.outputs import Output, columns_of, types_of
+from sparkring.inference.reporter import Reporter
 from sparkring.inference.scorer import RowsError, Scorer
 from sparkring.inference.settings import Live
 from sparkring.launchers.archive import archive
@@ -397,6 +400,27 @@ def test_how_many_models_a_machine_keeps(tmp_path):
         folder.mkdir()
         os.utime(folder, (used, used))
     assert [server._newer(str(folder)) for folder in found] == [2, 2, 1, 1, 0]
+
+
+def test_only_tasks_count_as_use(tmp_path):
+    """A connection that does not prove that it knows the token is no use of the model."""
+    os.utime(tmp_path, (1, 1))
+    serving = server._Server(None, "", b"token", str(tmp_path), Reporter(None))
+    serving._last_used = used = serving._last_used - 100
+    for token in (None, b"other", b"token"):
+        assert (os.stat(tmp_path).st_mtime, serving._last_used) == (1, used)
+        near, far = Pipe()
+        serving._open = 1
+        thread = threading.Thread(target=serving._serve, args=(far,))
+        thread.start()
+        if token is not None:
+            with contextlib.suppress(AuthenticationError, EOFError):
+                answer_challenge(near, token)
+                deliver_challenge(near, token)
+        near.close()
+        thread.join()
+    assert os.stat(tmp_path).st_mtime > 1
+    assert serving.unused_s < 100
 
 
 @pytest.mark.versions("pandas UDFs of pyspark")
