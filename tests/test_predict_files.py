@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import tempfile
@@ -61,6 +62,23 @@ def test_parts(data, small_parts):
     assert found[1].place(0) == "row 1,000 of part-0.parquet"
     assert found[1].place(999) == "row 1,999 of part-0.parquet"
     assert found[4].place(501) == "row 501 of part-3.parquet"
+
+
+def test_errors_of_reading_and_writing(data, tmp_path, monkeypatch):
+    """An error names what cannot be read, or what cannot be written."""
+    dataset = open_dataset(data)
+    part = parts_of(dataset)[0]
+    model = parts.Model("model", "digest")
+    job = parts.Job(dataset, ("a",), ("id",), (), 100, str(tmp_path), {"key": "none"}, b"token", model)
+
+    def fails(*args):
+        raise OSError("the storage fails")
+
+    monkeypatch.setattr(parts, "windows", fails)
+    with pytest.raises(DataError, match=r"^part-0.parquet.* cannot be read: the storage fails"):
+        job(part)
+    with pytest.raises(DataError, match=r"part-00000-.* cannot be written: No such file"):
+        dataclasses.replace(job, folder=str(tmp_path / "nowhere"))(part)
 
 
 def test_the_first_rows_go_through_the_model_here(data, tmp_path):
