@@ -220,3 +220,38 @@ def test_parameters():
     assert estimator.copy({estimator.epochs: 2}).getEpochs() == 2
     with pytest.raises(TypeError, match="batch_size"):
         estimator.setBatchSize("many")
+
+
+KEYS = """
+    import tensorflow as tf
+    import torch
+    from sparkring.ml import KerasEstimator, TorchEstimator
+    from sparkring.ml.estimator import _meaning
+
+    def net(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Linear(2, 1)
+
+    def stopping(*args, **options):
+        return KerasEstimator(callbacks=[tf.keras.callbacks.EarlyStopping(*args, **options)], optimizer="adam")
+
+    def with_loss(loss):
+        return TorchEstimator(model=net(1), loss=loss)
+
+    estimators = [
+        with_loss(torch.nn.CrossEntropyLoss()), with_loss(torch.nn.CrossEntropyLoss(label_smoothing=0.2)),
+        with_loss(torch.nn.HuberLoss()), with_loss([torch.nn.HuberLoss(delta=5.0)]),
+        TorchEstimator(model=net(2), loss=torch.nn.HuberLoss()),
+        stopping("val_loss", patience=3), stopping("loss", patience=30), stopping("loss", patience=3),
+    ]
+    for estimator in estimators:
+        print("KEY", _meaning(estimator), flush=True)
+"""
+
+
+def test_keys_of_fits(driver):
+    """Losses, callbacks and weights that differ make a different fit. The same fit has the same key in each kernel."""
+    first, second = [driver(KEYS) for _ in range(2)]
+    keys = [line for line in first.wait().splitlines() if line.startswith("KEY")]
+    assert len(keys) == len(set(keys)) == 8
+    assert keys == [line for line in second.wait().splitlines() if line.startswith("KEY")]

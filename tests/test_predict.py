@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -10,10 +11,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 import zipfile
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Pipe, answer_challenge, deliver_challenge
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +41,7 @@ from sparkring.inference import predictors, server
 from sparkring.inference.files import FileRows, Files
 from sparkring.inference.inputs import Described
 from sparkring.inference.outputs import Output, columns_of, types_of
+from sparkring.inference.reporter import Reporter
 from sparkring.inference.scorer import RowsError, Scorer
 from sparkring.inference.settings import Live
 from sparkring.launchers.archive import archive
@@ -188,6 +191,49 @@ def test_batches_are_converted_together():
     with pytest.raises(RowsError, match="has nulls") as caught:
         scorer(model).score(table([*range(9), None]))
     assert caught.value.row == 9
+
+
+@pytest.mark.versions("pandas UDFs of pyspark, and pandas")
+def test_numbers_are_exact(spark, no_folder_left):
+    """Large integers and NaNs stay as they are beside nulls, in columns for the model and in predictions."""
+    large = 2**53 + 1
+    frame = spark.createDataFrame([(large, 0.5), (None, 1.5), (-large, float("nan"))], "whole long, half double")
+    frame = frame.coalesce(1)
+
+    def model(batch):
+        if (batch["half"] == 1.5).any():
+            raise ValueError("one row")
+        return {"same": batch["whole"], "half": batch["half"]}
+
+    def predict(**options):
+        returns = {"same": "long", "half": "double"}
+        data, options = frame.withColumnRenamed("half", "x"), {"on_error": "null", "idle_s": 0.3, **options}
+        inputs = {"whole": "whole", "half": "x"}
+        return sparkring.predict(data, model, inputs=inputs, returns=returns, probe=False, **options)
+
+    found = predict(fill={"whole": 7}).select("same", "half").collect()
+    assert [row.same for row in found] == [large, None, -large]
+    assert [repr(row.half) for row in found] == ["0.5", "None", "nan"]
+    scored = sparkring.predict(frame, lambda batch: batch["whole"], inputs=["whole"], fill={"whole": large}, idle_s=0.3)
+    assert [row.prediction for row in scored.collect()] == [large, large, -large]
+    with pytest.raises(Exception, match=r"column `whole` has nulls, and integers beyond .*fill={'whole': 0}"):
+        predict().select("same").collect()
+
+
+def test_batches_whose_types_differ():
+    """predict_udf() infers the types of each batch. Rows that wait for the next batch get the types of both."""
+    numbers = pd.Series([1, 2, 3]), pd.Series([4.0, np.nan]), pd.Series([6, 7, 8])
+    texts = pd.Series([None, None, None], dtype=object), pd.Series(["a", None]), pd.Series(["b", "c", "d"])
+    lists = (
+        pd.Series([np.array([1, 2])] * 3), pd.Series([None, np.array([0.5, 1])]), pd.Series([np.array([3, 4])] * 3),
+    )  # fmt: skip
+    batches = zip(numbers, texts, lists, strict=True)
+    found = list(by_value("sparkring.inference", "task.py")["_requests"](batches, None, 4))
+    assert [len(each) for each in found] == [4, 4]
+    columns = [pa.concat_tables(found).column(at).to_pylist() for at in range(3)]
+    assert repr(columns[0]) == "[1.0, 2.0, 3.0, 4.0, nan, 6.0, 7.0, 8.0]"
+    assert columns[1] == [None, None, None, "a", None, "b", "c", "d"]
+    assert columns[2] == [[1, 2]] * 3 + [None, [0.5, 1]] + [[3, 4]] * 3
 
 
 def test_zip_files_are_forgotten(tmp_path, monkeypatch):
@@ -354,6 +400,27 @@ def test_how_many_models_a_machine_keeps(tmp_path):
         folder.mkdir()
         os.utime(folder, (used, used))
     assert [server._newer(str(folder)) for folder in found] == [2, 2, 1, 1, 0]
+
+
+def test_only_tasks_count_as_use(tmp_path):
+    """A connection that does not prove that it knows the token is no use of the model."""
+    os.utime(tmp_path, (1, 1))
+    serving = server._Server(None, "", b"token", str(tmp_path), Reporter(None))
+    serving._last_used = used = serving._last_used - 100
+    for token in (None, b"other", b"token"):
+        assert (os.stat(tmp_path).st_mtime, serving._last_used) == (1, used)
+        near, far = Pipe()
+        serving._open = 1
+        thread = threading.Thread(target=serving._serve, args=(far,))
+        thread.start()
+        if token is not None:
+            with contextlib.suppress(AuthenticationError, EOFError):
+                answer_challenge(near, token)
+                deliver_challenge(near, token)
+        near.close()
+        thread.join()
+    assert os.stat(tmp_path).st_mtime > 1
+    assert serving.unused_s < 100
 
 
 @pytest.mark.versions("pandas UDFs of pyspark")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import tempfile
@@ -19,7 +20,7 @@ from sparkring.data.dataset import open_dataset
 from sparkring.engine.foreach import run as foreach_run
 from sparkring.errors import DataError, ItemsFailed, OptionsError, PathError
 from sparkring.inference import parts
-from sparkring.inference.destination import SUCCESS, Destination
+from sparkring.inference.destination import STATE, SUCCESS, Destination
 from sparkring.inference.parts import parts_of
 
 ROWS = 6_000  # in three files of 2000 rows; a fourth file is empty
@@ -61,6 +62,23 @@ def test_parts(data, small_parts):
     assert found[1].place(0) == "row 1,000 of part-0.parquet"
     assert found[1].place(999) == "row 1,999 of part-0.parquet"
     assert found[4].place(501) == "row 501 of part-3.parquet"
+
+
+def test_errors_of_reading_and_writing(data, tmp_path, monkeypatch):
+    """An error names what cannot be read, or what cannot be written."""
+    dataset = open_dataset(data)
+    part = parts_of(dataset)[0]
+    model = parts.Model("model", "digest")
+    job = parts.Job(dataset, ("a",), ("id",), (), 100, str(tmp_path), {"key": "none"}, b"token", model)
+
+    def fails(*args):
+        raise OSError("the storage fails")
+
+    monkeypatch.setattr(parts, "windows", fails)
+    with pytest.raises(DataError, match=r"^part-0.parquet.* cannot be read: the storage fails"):
+        job(part)
+    with pytest.raises(DataError, match=r"part-00000-.* cannot be written: No such file"):
+        dataclasses.replace(job, folder=str(tmp_path / "nowhere"))(part)
 
 
 def test_the_first_rows_go_through_the_model_here(data, tmp_path):
@@ -249,23 +267,70 @@ def test_autocast(data, tmp_path, no_folder_left):
     assert expected != net(rows)[:, 0].tolist()
 
 
-def test_parts_of_another_autocast(data, tmp_path, monkeypatch):
+@pytest.fixture
+def belongs(monkeypatch):
+    """Return a function that returns the digests of a call of predict(), which does not start a run."""
+    found = []
+
+    def interrupted(destination, digests):
+        found.append(digests)
+        raise KeyboardInterrupt
+
+    def of(*args, **options):
+        with pytest.raises(KeyboardInterrupt):
+            sparkring.predict(*args, **options)
+        return found.pop()
+
+    monkeypatch.setattr(Destination, "open", interrupted)
+    return of
+
+
+def changed(first, second):
+    return {name for name in first if first[name] != second[name]}
+
+
+def test_parts_of_another_autocast(data, tmp_path, belongs):
     """An unfinished run does not continue with another autocast."""
     import torch
 
-    net, belongs = torch.nn.Linear(2, 1), []
-
-    def interrupted(destination, found):
-        belongs.append(found)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Destination, "open", interrupted)
-    for autocast in (None, "bfloat16", torch.bfloat16):
-        with pytest.raises(KeyboardInterrupt):
-            sparkring.predict(data, net, inputs=INPUTS, to=tmp_path / "preds", np=-1, autocast=autocast)
-    first, second, third = belongs
+    net, to = torch.nn.Linear(2, 1), tmp_path / "preds"
+    first, second, third = (
+        belongs(data, net, inputs=INPUTS, to=to, np=-1, autocast=autocast)
+        for autocast in (None, "bfloat16", torch.bfloat16)
+    )
     assert second == third
-    assert {name for name in first if first[name] != second[name]} == {"settings"}
+    assert changed(first, second) == {"settings"}
+
+
+def test_parts_of_other_inputs(data, tmp_path, belongs):
+    """An unfinished run does not continue if the model gets its inputs in another order, or by their names."""
+
+    def of(inputs):
+        return belongs(data, lambda batch: batch["a"], inputs=inputs, to=tmp_path / "preds", np=-1)
+
+    assert changed(of(["a", "b"]), of(["a", "b"])) == set()
+    assert changed(of(["a", "b"]), of(["b", "a"])) == {"settings"}
+    assert changed(of(["a", "b"]), of({"a": "a", "b": "b"})) == {"settings"}
+
+
+def test_parts_of_another_value_of_a_checkpoint(data, tmp_path, belongs):
+    """An unfinished run does not continue with another value of the same checkpoint as the model."""
+    import torch
+
+    nets = {name: torch.nn.Linear(2, 1) for name in ("first", "second")}
+    store = sparkring.checkpoints(tmp_path / "saved")
+    store.save(1, nets)
+    store.wait()
+    first, second = (
+        belongs(data, store, make_net, inputs=INPUTS, to=tmp_path / "preds", np=-1, key=key) for key in nets
+    )
+    assert changed(first, second) == {"settings"}
+
+
+def make_net():
+    import torch
+
+    return torch.nn.Linear(2, 1)
 
 
 def test_storage_that_cannot_rename():
@@ -303,3 +368,68 @@ def test_storage_that_cannot_rename():
     with pytest.raises(DataError, match=r"a.parquet .* was changed or removed"):
         again.commit({"a.parquet": 2}, {})
     fs.rm("memory://predictions", recursive=True)
+
+
+def test_another_model_after_a_copy_was_interrupted():
+    """The folder has only the files of the new model, and mode "error" does not replace those of the old one."""
+    to = "memory://predictions/run2"
+
+    def begun(mode, model, names):
+        found = Destination(to, mode)
+        found.open({"model": model})
+        fs = found.folder.fs
+        for name in names:
+            fs.pipe_file(f"{found.unfinished.path}/parts/{name}", b"a")
+            fs.pipe_file(f"{found.unfinished.path}/results/{name}", b"{}")
+        return found
+
+    first = begun("error", "1", ["a.parquet", "b.parquet"])
+    fs, target = first.folder.fs, first.folder.path
+    copy, copied = fs.cp_file, []
+
+    def copy_one(*paths):
+        if copied:
+            raise OSError("the storage fails")
+        copied.append(copy(*paths))
+
+    fs.cp_file = copy_one
+    try:
+        with pytest.raises(DataError, match="the storage fails"):
+            first.commit({"a.parquet": 1, "b.parquet": 1}, {})
+    finally:
+        fs.cp_file = copy
+    first.release()
+    assert fs.exists(f"{target}/a.parquet")
+    with pytest.raises(DataError, match="with different model"):
+        begun("error", "2", [])
+    begun("overwrite", "2", ["c.parquet"]).commit({"c.parquet": 1}, {})
+    assert {os.path.basename(path) for path in fs.ls(target, detail=False)} == {"c.parquet", STATE, SUCCESS}
+    fs.rm("memory://predictions", recursive=True)
+
+
+def test_a_folder_that_appears_during_the_run(tmp_path):
+    """Mode "error" does not replace the folder, and keeps the parts. Mode "overwrite" does not replace other files."""
+    to = tmp_path / "preds"
+
+    def begun(mode):
+        found = Destination(to, mode)
+        found.open({"model": "1"})
+        return found
+
+    first = begun("error")
+    for folder, name in (("parts", "a.parquet"), ("results", "a.json")):
+        path = tmp_path / "_preds.unfinished" / folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("a")
+    to.mkdir()
+    (to / "other.parquet").touch()
+    with pytest.raises(DataError, match="exists already"):
+        first.commit({"a.parquet": 1}, {})
+    first.release()
+    again = begun("overwrite")
+    (to / "mine.txt").touch()
+    with pytest.raises(DataError, match=r"has `mine.txt`"):
+        again.commit({"a.parquet": 1}, {})
+    (to / "mine.txt").unlink()
+    again.commit({"a.parquet": 1}, {})
+    assert {path.name for path in to.iterdir()} == {"a.parquet", STATE, SUCCESS}

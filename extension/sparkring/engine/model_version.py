@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkring.capture.picklability import ipython_names, walk
 from sparkring.engine.foreach.content import digest
-from sparkring.engine.foreach.meaning import all_used, meaning_of
+from sparkring.engine.foreach.meaning import all_used, is_setting, meaning_of
 from sparkring.inference import predictors
 from sparkring.inference.outputs import as_array
 
@@ -29,11 +29,18 @@ def version_of(value: Any, *more: str) -> str:
     return digest(meaning_of([], used, namespace, hidden), found, more)
 
 
+def settings_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that are settings, such as numbers and strings, by name."""
+    attributes = getattr(value, "__dict__", {})
+    return {name: each for name, each in attributes.items() if name != "training" and is_setting(each)}
+
+
 def _content(root: Any) -> Iterator[Any]:
     for step in walk(root, limit=_OBJECTS, enters=_is_holder):
         value: Any = step.value
         if predictors.is_torch(value):
             yield repr(value), {name: as_array(each) for name, each in value.state_dict().items()}
+            yield [settings_of(module) for module in value.modules()]  # repr() leaves many settings out
         elif predictors.is_keras(value):
             yield [type(value).__qualname__, *value.get_weights()]
         elif not _is_holder(value):

@@ -266,8 +266,8 @@ def _prepared(
         "model": version_of(settings.make_model if is_saved else settings.model, name),
         "transform": version_of(settings.transform),
         "settings": digest(
-            settings.groups, settings.fill, settings.raw, str(settings.dtype), str(found), settings.batch_size,
-            settings.on_error, settings.autocast_name, kept,
+            list(settings.groups.items()), settings.by_name, settings.fill, settings.raw, str(settings.dtype),
+            str(found), settings.batch_size, settings.on_error, settings.autocast_name, settings.key, kept,
         ),
     }  # fmt: skip
     code = f"sparkring.predict({dataset.name!r}, {name}, inputs={settings.inputs!r}, to={destination.folder.written!r})"

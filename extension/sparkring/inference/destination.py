@@ -56,7 +56,7 @@ class Destination:
         with self._usable():
             state = read_json(self.unfinished / STATE, LAYOUT)
             there = self._names(self.folder)
-            is_partial = bool(state) and state.get("copying") and SUCCESS not in there
+            is_partial = bool(state.get("copying")) and SUCCESS not in there
             if there and not is_partial:
                 if SUCCESS in there and state and not self._has_parts():
                     self._remove(self.unfinished)  # the run finished, but was killed before it could remove this folder
@@ -67,10 +67,13 @@ class Destination:
                     f"{self.folder.written}: process {owner['pid']} on {owner['host']} is writing predictions to this "
                     "folder: wait for it, or use another folder."
                 )
-            if not self._goes_on(state, belongs):
+            goes_on = self._goes_on(state, belongs)
+            if not goes_on:
+                if there:  # perhaps files that the earlier run has copied
+                    self._check_replaceable(there)
                 self._remove(self.unfinished)
             self.folder.fs.makedirs((self.unfinished / PARTS).path, exist_ok=True)
-            self._write_state(belongs, copying=bool(is_partial))
+            self._write_state(belongs, copying=is_partial and goes_on)
 
     def _write_state(self, belongs: Mapping[str, Any], *, copying: bool) -> None:
         content = {"owner": this_process(), "belongs": belongs, "copying": copying}
@@ -120,10 +123,14 @@ class Destination:
 
         The facts in `about` are written to a file beside the parts.
 
-        Raise DataError if a file is missing, or if the storage fails.
+        Raise DataError if a file is missing, if the storage fails, or if the destination now has files that are not to
+        be replaced.
         """
         parts = self.unfinished / PARTS
         with self._usable():
+            there = self._names(self.folder)
+            if there and not read_json(self.unfinished / STATE, LAYOUT).get("copying"):
+                self._check_replaceable(there)
             sizes = {name: int(entry["size"]) for name, entry in entries(parts).items() if entry["type"] == "file"}
             for name, size_bytes in files.items():
                 if sizes.get(name) != size_bytes:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkring.data.dataset import DataFile, Dataset
+from sparkring.data.folders import storage_errors
 from sparkring.data.plan import RowRange
 from sparkring.data.reader import READ_BYTES, Ahead, windows
 from sparkring.errors import DataError
@@ -280,8 +281,9 @@ class Job:
         dataset = replace(self.dataset, files=part.files)
         most = min(REQUEST_ROWS, int(READ_BYTES / max(1.0, dataset.row_bytes())))
         rows = max(1, most // self.batch_size) * self.batch_size
-        for window in windows(dataset, part.ranges, rows):
-            yield pa.Table.from_batches(window.batches)
+        with storage_errors(f"{part!r} cannot be read"):  # another error would be told as one of the file to write
+            for window in windows(dataset, part.ranges, rows):
+                yield pa.Table.from_batches(window.batches)
 
     def _scored(self, connection: ModelProcess, table: pa.Table) -> pa.Table:
         """Return the columns to be written for some rows."""

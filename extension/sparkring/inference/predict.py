@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -101,10 +102,25 @@ def _columns(data: DataFrame, types: pa.Schema, fill: Mapping[str, Any]) -> list
     for name, kind in zip(types.names, types.types, strict=True):
         column = for_array(fields[name])
         column = functions.col(quoted(name)) if column is None else column
-        if name in fill and pa.types.is_floating(kind):  # pandas cannot distinguish a null from a NaN
-            column = functions.coalesce(column, functions.lit(fill[name]).cast(fields[name].dataType))
+        value = _replacement(fill.get(name), kind)
+        if value is not None:
+            column = functions.coalesce(column, functions.lit(value).cast(fields[name].dataType))
         found.append(column)
     return found
+
+
+def _replacement(value: Any, kind: pa.DataType) -> Any:
+    """Return the number with which Spark must replace nulls, or None if the model process can replace them.
+
+    pandas cannot distinguish a null from a NaN, and rounds integers beside nulls. If the column cannot hold the value,
+    the model process raises the error.
+    """
+    if pa.types.is_floating(kind):
+        return value
+    if pa.types.is_integer(kind):
+        with contextlib.suppress(pa.ArrowException, OverflowError, TypeError, ValueError):
+            return pa.scalar(value, kind).as_py()
+    return None
 
 
 def _types(used: DataFrame, session: SparkSession) -> pa.Schema:

@@ -71,10 +71,12 @@ class _Server:
 
     def _serve(self, connection: Any) -> None:
         task = self._reporter.task()
+        knows_token = False  # another model process that starts only looks whether this one is listening
         try:
             with connection, contextlib.suppress(OSError, EOFError, AuthenticationError):
                 deliver_challenge(connection, self._token)
                 answer_challenge(connection, self._token)
+                knows_token = True
                 while request := connection.recv_bytes():
                     self._answer(connection, request, task)
                 task.finished()
@@ -82,9 +84,11 @@ class _Server:
             task.ended()
             with self._changing:
                 self._open -= 1
-                self._last_used = time.monotonic()
-            with contextlib.suppress(OSError):
-                os.utime(self._folder)  # _newer() compares these times
+                if knows_token:
+                    self._last_used = time.monotonic()
+            if knows_token:
+                with contextlib.suppress(OSError):
+                    os.utime(self._folder)  # _newer() compares these times
 
     def _answer(self, connection: Any, request: bytes, task: Task) -> None:
         failed: dict[str, Any] = {"error": self._problem, "row": None, "of_rows": False} if self._problem else {}

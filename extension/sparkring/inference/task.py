@@ -50,6 +50,7 @@ _BOOT = (
 # The keys under which the metadata of a request says which task, or which streaming query, has sent it.
 TASK, STREAM = b"sparkring.task", b"sparkring.stream"
 _ATTEMPTS = 3  # if the model process exits this many times during a request, the request's rows count as the cause
+_EXACT = 2**53  # integers up to this one are exact in float64
 _LOGGED = 600  # the largest number of characters of a log that an error quotes
 
 
@@ -108,19 +109,36 @@ def _requests(batches: Iterable[Any], schema: Any, batch_size: int) -> Iterator[
 
     This way, the batch of a row depends only on the partition.
     """
-    import pyarrow
-
     kept: list[Any] = []
     rows = 0
     for batch in batches:
         kept.append(_as_arrow(batch, schema))
         rows += len(kept[-1])
         if ready := rows - rows % batch_size:
-            table = pyarrow.Table.from_batches(kept)
+            table = _joined(kept)
             yield table.slice(0, ready)
             kept, rows = table.slice(ready).to_batches(), rows - ready
     if rows:
-        yield pyarrow.Table.from_batches(kept)
+        yield _joined(kept)
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    """Return the rows of several batches as a table. Types that were inferred may differ from batch to batch."""
+    import pyarrow
+
+    kinds = zip(*(batch.schema.types for batch in batches), strict=True)
+    schema = pyarrow.schema(list(zip(batches[0].schema.names, map(_common_type, kinds), strict=True)))
+    return pyarrow.concat_tables([pyarrow.Table.from_batches([batch]).cast(schema) for batch in batches])
+
+
+def _common_type(kinds: Iterable[Any]) -> Any:
+    """Return the type that holds the values of all types: a column of integers is float64 in batches with nulls."""
+    from pyarrow import list_, null, types
+
+    found = [kind for kind in dict.fromkeys(kinds) if not types.is_null(kind)]
+    if len(found) > 1 and all(map(types.is_list, found)):
+        return list_(_common_type(kind.value_type for kind in found))
+    return next(filter(types.is_floating, found), found[0] if found else null())
 
 
 def _as_arrow(batch: Any, schema: Any) -> Any:
@@ -138,18 +156,25 @@ def _as_arrow(batch: Any, schema: Any) -> Any:
             found.update((f"{number}.{at}", part.iloc[:, at]) for at in range(part.shape[1]))
         else:
             found[str(number)] = part
-    kinds = [None] * len(found) if schema is None else schema.types
-    columns = [_column(series, kind) for series, kind in zip(found.values(), kinds, strict=False)]
+    fields = [None] * len(found) if schema is None else schema
+    columns = [_column(series, field) for series, field in zip(found.values(), fields, strict=False)]
     return pyarrow.RecordBatch.from_arrays(columns, names=list(found) if schema is None else None, schema=schema)
 
 
-def _column(series: Any, kind: Any) -> Any:
+def _column(series: Any, field: Any) -> Any:
     import numpy
     import pyarrow
 
+    kind = None if field is None else field.type
     values = series.to_numpy()
-    if values.dtype.kind == "f" and (kind is None or pyarrow.types.is_floating(kind)):
-        return pyarrow.array(values, kind)  # a NaN stays a NaN
+    if values.dtype.kind == "f":
+        if kind is None or pyarrow.types.is_floating(kind):
+            return pyarrow.array(values, kind)  # a NaN stays a NaN
+        if (numpy.abs(values) >= _EXACT).any():  # these are integers beside nulls, which Spark sends as float64
+            raise RuntimeError(
+                f"sparkring: column `{field.name}` has nulls, and integers beyond ±2**53, which pandas would round: "
+                f"replace the nulls with fill={{{field.name!r}: 0}}, or leave these rows out with df.dropna()."
+            )
     if len(values) and values.dtype == object and (kind is None or pyarrow.types.is_list(kind)):
         # Arrow's own conversion of many small arrays takes much longer.
         with contextlib.suppress(TypeError, ValueError):  # a null, or arrays of arrays
@@ -166,9 +191,30 @@ def _column(series: Any, kind: Any) -> Any:
 
 def _as_pandas(batch: Any) -> Any:
     """Return the answer as the UDF's result: a Series, or a DataFrame if the UDF returns a struct."""
+    import pandas
+
+    found = {name: _as_series(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     if batch.schema.metadata and b"struct" in batch.schema.metadata:
-        return batch.to_pandas()
-    return batch.column(0).to_pandas()
+        return pandas.DataFrame(found)
+    return next(iter(found.values()))
+
+
+def _as_series(column: Any) -> Any:
+    """Return a Series from which Spark gets exactly the values of an Arrow column.
+
+    From a Series of NumPy numbers, Spark would make nulls of all NaNs, and integers beside nulls would be rounded.
+    """
+    import pandas
+    import pyarrow
+
+    if not (pyarrow.types.is_floating(column.type) or pyarrow.types.is_integer(column.type)):
+        return column.to_pandas()
+
+    class Exact(pandas.arrays.ArrowExtensionArray):  # type: ignore[misc]
+        def __arrow_array__(self, type: Any = None) -> Any:
+            return super().__arrow_array__(type).combine_chunks()  # Spark needs an array without chunks
+
+    return pandas.Series(Exact(column))
 
 
 # ── The model process ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -19,10 +19,11 @@ from sparkring.engine import warm_gang
 from sparkring.engine.api import run_spec
 from sparkring.engine.foreach.content import digest
 from sparkring.engine.foreach.meaning import meaning_of
+from sparkring.engine.model_version import settings_of, version_of
 from sparkring.engine.options import Options, restarts
 from sparkring.engine.spec import Call, RunSpec
 from sparkring.engine.warm_gang import WarmGang
-from sparkring.inference.predictors import is_keras
+from sparkring.inference.predictors import is_keras, is_model
 from sparkring.ml import keras, torch
 from sparkring.ml.frames import Rows, rows_of
 from sparkring.ml.model import Fitted, KerasModel, TorchModel
@@ -228,10 +229,21 @@ def _text(value: Any) -> str:
 
 
 def _meaning(estimator: Fitting) -> str:
-    """Return a digest of the functions and classes of the notebook that a fit uses."""
+    """Return a digest of the functions and classes of the notebook that a fit uses, and of weights and settings."""
     namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
-    names = ("model", "optimizer", "loss", "metrics", "callbacks")
-    return meaning_of([], {name: estimator.value(name) for name in names}, namespace, ())
+    used = {name: estimator.value(name) for name in ("model", "optimizer", "loss", "metrics", "callbacks")}
+    return digest(meaning_of([], used, namespace, ()), _content(used))
+
+
+def _content(value: Any) -> Any:
+    """Return what _text() does not tell about a value, without pickles, which may differ from kernel to kernel."""
+    if isinstance(value, list | tuple):
+        return [_content(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _content(each) for key, each in value.items()}
+    if is_model(value):
+        return version_of(value)
+    return None if isinstance(value, type) or hasattr(value, "get_config") else settings_of(value)
 
 
 # ── Fits in threads ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -33,7 +33,7 @@ def meaning_of(
     Other data is left out, since comparing such data may be slow or impossible.
     """
     parts = {
-        name: [*([value] if _is_setting(value) else ()), *_code(value, namespace)]
+        name: [*([value] if is_setting(value) else ()), *_code(value, namespace)]
         for name, value in all_used(used, namespace, hidden)
     }
     return digest([meaning(source) for source in sources], {name: part for name, part in parts.items() if part})
@@ -64,7 +64,7 @@ def _code(value: Any, namespace: Mapping[str, Any]) -> Iterator[Any]:
             yield meaning(textwrap.dedent(source_of(each)))
             yield _settings({"defaults": each.__defaults__, **(each.__kwdefaults__ or {}), **_closure(each)})
         elif isinstance(each, functools.partial):
-            yield [argument for argument in each.args if _is_setting(argument)]
+            yield [argument for argument in each.args if is_setting(argument)]
             yield _settings(each.keywords)
         elif isinstance(each, type) and each.__module__ == "__main__":
             attributes = {name: member for name, member in vars(each).items() if not name.startswith("__")}
@@ -80,10 +80,10 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if _is_setting(value)}
+    return {name: value for name, value in values.items() if is_setting(value)}
 
 
-def _is_setting(value: Any, depth: int = _DEPTH) -> bool:
+def is_setting(value: Any, depth: int = _DEPTH) -> bool:
     """Whether a value is a number, string, date or path, or a list, tuple, dict, set or dataclass of a few of these.
 
     A member of an enumeration is a setting if its value is one. What is nested more than `depth` times is no setting:
@@ -98,7 +98,7 @@ def _is_setting(value: Any, depth: int = _DEPTH) -> bool:
     elif isinstance(value, dict):
         value = [member for item in value.items() for member in item]
     if isinstance(value, list | tuple | set | frozenset):
-        return len(value) <= _MEMBERS and all(_is_setting(each, depth - 1) for each in value)
+        return len(value) <= _MEMBERS and all(is_setting(each, depth - 1) for each in value)
     return isinstance(value, PLAIN)
 
 
