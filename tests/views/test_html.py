@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from sparkring.history import describe
 from sparkring.history.events import (
     AttemptEnded,
     AttemptStarted,
@@ -36,7 +37,8 @@ from sparkring.views import figure, html
 from sparkring.views.charts import MOST
 from sparkring.views.html import HtmlView, bundle, panel
 from sparkring.views.markup import RANK_COLOURS, log_text
-from sparkring.views.sections import code, metrics
+from sparkring.views.python_code import coloured
+from sparkring.views.sections import code, log, metrics
 from sparkring.views.tables import table_html
 
 NOW = 1_700_000_060.0
@@ -441,6 +443,20 @@ def test_code_is_coloured(replayed):
     failure = Failure("exception", "ValueError: bad", (CodeFrame("<cell>", 2, "<module>", True),))
     failed = replayed(RankFailed(3.0, 1, failure), RunFinished(4.0, "failed", "", 1), code=cell)
     assert "<mark>if x &lt; 1:  # &lt;b&gt;</mark>" in code.html(failed, NOW, "tab")
+
+
+def test_a_string_of_several_lines_ends_where_it_ends():
+    _, last = coloured("x = '''a\nb''' + y", inline=False)
+    assert last == '<span class="sr-c1">b&#x27;&#x27;&#x27;</span> + y'
+
+
+def test_the_last_lines_are_counted_after_folding(replayed):
+    """Each rank has printed each line, so twice as many lines are looked at as are shown."""
+    data = b"".join(b"line %d\n" % at for at in range(40))
+    record = replayed(Output("stdout", data, 3.0, 0), Output("stdout", data, 3.1, 1), size=2)
+    assert len(describe.last_lines(record).splitlines()) == 10
+    assert describe.last_lines(record).startswith("[0, 1] line 30")
+    assert "line 10\n" in check(log.html(record, NOW, "final")).text
 
 
 # ── The pictures ──────────────────────────────────────────────────────────────
