@@ -58,6 +58,7 @@ EXAMPLES: list[Message] = [
     messages.Work("cell", "x + 1", False, {"A": "1"}, NOTEBOOK, (SCRIPT,), (b"payload", b"b")),
     messages.Release(),
     messages.EndItem(),
+    messages.GiveBack(),
     messages.Answer(1, "Ann"),
     messages.Answer(2, None),
     messages.Leave(),

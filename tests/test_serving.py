@@ -306,8 +306,10 @@ def test_a_stream_takes_up_new_checkpoints(spark, tmp_path):
         process = model_processes()
         save(store, 4, 100.0)
         until(lambda: add() == [(100.0, 4), (200.0, 4)], "the new checkpoint is used")
-        save(store, 5, 1000.0)
-        damage(tmp_path / "ml", 5)
+        save(checkpoints(tmp_path / "other"), 5, 1000.0)
+        damage(tmp_path / "other", 5)
+        (checkpoint,) = (tmp_path / "other").glob("00000005.*")
+        checkpoint.rename(tmp_path / "ml" / checkpoint.name)  # it must never be seen undamaged
 
         def is_noticed() -> bool:
             records = [run_store.load(path) for path in run_store.saved()]

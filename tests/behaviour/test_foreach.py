@@ -272,23 +272,20 @@ def test_short_items_are_given_ahead(ring, pools, tmp_path, monkeypatch):
     assert result.values[135] == (135, alone)
 
 
-def test_an_iterable_that_waits_for_results(pools, tmp_path):
-    """Items that were given ahead run even while the iterable waits for what they do."""
+@pytest.mark.parametrize("long", [-1, 48])
+def test_an_iterable_that_waits_for_results(pools, tmp_path, long):
+    """Items that were given ahead run even while the iterable waits for what they do, and behind a `long` item."""
     folder = tmp_path / "done"
     folder.mkdir()
-    seen = []
 
     def waiting():
         for number in range(60):
-            deadline = time.monotonic() + 5
-            while number == 50 and len([*folder.iterdir()]) < 50 and time.monotonic() < deadline:
-                time.sleep(0.005)
-            seen.append(len([*folder.iterdir()]))
+            if number == 50:
+                until(lambda: len([*folder.iterdir()]) == 50, "all items so far have run")
             yield number
 
-    pools.notebook.update(folder=folder, items=waiting())
-    pools.run("n in items", "(folder / str(n)).touch()")
-    assert seen[50] == 50
+    pools.notebook.update(folder=folder, items=waiting(), long=long, time=time)
+    pools.run("n in items", "if n == long: time.sleep(0.3)\n(folder / str(n)).touch()")
 
 
 @pytest.mark.standalone("executors run the items")

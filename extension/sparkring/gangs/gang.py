@@ -60,6 +60,7 @@ class Gang:
         self._frameworks: dict[str, Framework] = {}
         self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report on each GPU; members report changes
         self._gpu_troubles: dict[int, list[events.GpuTrouble]] = {}  # by rank; of this execution, and lost GPUs
+        self.taking_back = False
         self._ahead: collections.deque[Execution] = collections.deque()  # the executions after the current one
         self._arrived: collections.deque[Arrival] = collections.deque()  # messages that poll() has not processed yet
         self._early: list[Arrival] = []  # messages from members that have no rank yet
@@ -104,7 +105,7 @@ class Gang:
     def submit_ahead(self, request: Request) -> Execution:
         """Submit the request of an item, to run after the requests that were submitted earlier.
 
-        The gang must be up and have one rank. If an earlier request fails or takes a long time, the member gives this
+        The gang must be up and have one rank. After take_back(), or if an earlier request fails, the member gives this
         request back without having run it. Call send_ahead() after one or several calls.
         """
         execution = Execution(request, (0,))
@@ -115,6 +116,14 @@ class Gang:
     def send_ahead(self) -> None:
         """Send the requests that were submitted ahead and have not been sent yet, all at once."""
         self._outbox.send_held()
+
+    def take_back(self) -> None:
+        """Ask the member to give back the requests that it has not begun.
+
+        Until it has answered, `taking_back` is True. Executions that it gives back then have `given_back`.
+        """
+        self.taking_back = True
+        self._outbox.send_all(messages.GiveBack())
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Return what has happened. Wait up to `timeout_s` for the first event, then return all that are available."""
@@ -273,6 +282,7 @@ class Gang:
             case messages.Hello() | messages.Beat():
                 return []
             case messages.GivenBack():
+                self.taking_back = False
                 for _ in range(min(report.requests, len(self._ahead))):
                     self._ahead.popleft().given_back = True
                 return []

@@ -96,8 +96,13 @@ class Pool:
     # ── Beginning attempts ────────────────────────────────────────────────────
 
     def _takes(self, places: list[int]) -> bool:
-        """Whether to take an item from the iterable now."""
-        return not self._slots.paused and self._schedule.wants_item(places or self._slots.first)
+        """Whether to take an item from the iterable now.
+
+        While a slot takes items back, an iterable is not asked for more: it may wait for these items, and they have to
+        be given to a slot first.
+        """
+        waits = self._slots.paused or (self._slots.taking_back and not self._items.at_hand)
+        return not waits and self._schedule.wants_item(places or self._slots.first)
 
     @property
     def _begun(self) -> bool:

@@ -15,7 +15,9 @@ Each item is in exactly one of these states:
 An item becomes `sent` or `running` when start() is called, and `running` when the item before it in the slot is over.
 Only items that are `sent` go back to `waiting` without counting as an attempt: if the member gives them back
 (GivenBack), if the gang dies, or if it is replaced. A member gives them back before it reports a failure, when it
-passes on an interrupt, and when an item takes long. It has then dropped them, so they can no longer begin there.
+passes on an interrupt, and when the slot asks for them because an item takes long. It has then dropped them, so they
+can no longer begin there. The member must not decide alone that an item takes long: while the driver waits in the
+user's iterable, which may wait for these very items, nobody would run them elsewhere.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ LEAVE_S = 2.0  # ranks that are asked to leave have this long before they are ki
 # While items are short, a slot has as many items as it runs in AHEAD_S. This number is at most AHEAD_MOST, and at most
 # half the number of short items that the slot has just run in a row.
 AHEAD_S, AHEAD_MOST = 0.02, 64
+WAIT_S = 0.05  # if an item takes longer than this, the slot asks for the items behind it, to run them elsewhere
 AHEAD_BYTES = 64 * 1024  # items with larger values are not given in advance: they would fill the memory
 RETIRING = 4  # how many gangs of a slot may be ending at the same time, so that old processes do not pile up
 
@@ -146,7 +149,14 @@ class Slot:
         """How many more attempts the slot can be given now."""
         if self.attempt is None:
             return int(self.free)
-        return 0 if self._gang is None or self._gang.deaths else max(0, self._depth - self.load)
+        if self._gang is None or self._gang.deaths or self.taking_back:
+            return 0
+        return max(0, self._depth - self.load)
+
+    @property
+    def taking_back(self) -> bool:
+        """Whether the slot has asked its member for items, and the member has not answered yet."""
+        return self._gang is not None and self._gang.taking_back
 
     def waits_for(self) -> str:
         """Return why the ranks may still be waiting to start; '' if that is not known."""
@@ -226,6 +236,7 @@ class Slot:
         while self._ahead and self._ahead[0][1].given_back:
             self.given_back.append(self._ahead.popleft()[0])
             self._depth = 1
+        self._ask_for_ahead()
         if self.attempt is None and self._gang is not None and self._gang.deaths:
             self.retire(kill=True)  # the gang died while waiting for an item
         self._watch_the_time()
@@ -340,6 +351,13 @@ class Slot:
             self._kill_at = time.monotonic() + TIMEOUT_GRACE_S
             self._gang.ask_for_stacks()
             self._gang.interrupt()
+
+    def _ask_for_ahead(self) -> None:
+        """If the item takes long, ask the member to give back the items behind it."""
+        if not self._ahead or self.taking_back or self._gang is None:
+            return
+        if self._began and time.monotonic() > self._began + WAIT_S:
+            self._gang.take_back()
 
     def _watch_the_end(self) -> None:
         """If ranks are still running an item after end_item(), end the collectives: ranks may be waiting in one."""

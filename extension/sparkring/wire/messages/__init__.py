@@ -50,6 +50,7 @@ from sparkring.wire.messages.model_reports import TaskScored as TaskScored
 from sparkring.wire.messages.orders import Answer as Answer
 from sparkring.wire.messages.orders import EndItem as EndItem
 from sparkring.wire.messages.orders import EnterWorld as EnterWorld
+from sparkring.wire.messages.orders import GiveBack as GiveBack
 from sparkring.wire.messages.orders import Handler as Handler
 from sparkring.wire.messages.orders import Interrupt as Interrupt
 from sparkring.wire.messages.orders import Leave as Leave
@@ -88,7 +89,7 @@ from sparkring.wire.messages.run_reports import Metrics as Metrics
 from sparkring.wire.messages.run_reports import Piece as Piece
 from sparkring.wire.messages.run_reports import UserMessage as UserMessage
 
-MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
+MemberOrder = Stop | Interrupt | GiveBack | TakeStack | RecordTimeline
 RankOrder = EnterWorld | Work | Run | Answer | Release | EndItem | Leave | SetEnvironment
 MemberReport = Hello | Beat | Output | GpuUsed | GpuTrouble | RankUsed | Stack | GivenBack | TimelinePart | Exited
 # What a rank reports while it is running a request.

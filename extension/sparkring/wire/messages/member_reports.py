@@ -87,7 +87,7 @@ class Stack(NamedTuple):
 class GivenBack(NamedTuple):
     """The member gives back this many waiting `requests`, because other ranks can run them sooner.
 
-    Requests are given back if the request before them takes a long time, fails or is interrupted.
+    Requests are given back if the driver asks for them, or if the request before them fails or is interrupted.
     """
 
     requests: Count

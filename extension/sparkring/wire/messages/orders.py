@@ -19,6 +19,10 @@ class Interrupt(NamedTuple):
     """Send SIGINT to the rank's process group."""
 
 
+class GiveBack(NamedTuple):
+    """Give back the requests that the rank has not begun. The member always answers with GivenBack."""
+
+
 class TakeStack(NamedTuple):
     """Answer with a Stack, which says what the rank is doing."""
 

@@ -48,7 +48,6 @@ DRAIN_LIMIT_S = 2.0
 # While requests are waiting in the member, a report from the rank is held back for up to HOLD_S, and sent with
 # the next report. When the number of waiting requests is a multiple of TOGETHER, the report is sent at once.
 HOLD_S, TOGETHER = 0.005, 8
-WAIT_S = 0.05  # if a request takes longer than this, the requests that are waiting behind it go back to the driver
 # The largest number of reads in a row from one pipe. Without this limit, a process that the rank has started and that
 # never stops writing would keep the member reading forever.
 DRAIN_READS = 16
@@ -179,8 +178,6 @@ class Member:
             wait = min(wait, max(0.0, self.kill_at - now))
         if self.held_since is not None:
             wait = min(wait, max(0.0, self.held_since + HOLD_S - now))
-        if self.waiting and self.busy_since is not None:
-            wait = min(wait, max(0.0, self.busy_since + WAIT_S - now))
         return wait
 
     def tick(self) -> None:
@@ -193,8 +190,6 @@ class Member:
         for pipe in self.pipes.values():
             if pipe.rest and now - pipe.rest_since > PARTIAL_AFTER_S:
                 self.send_output(pipe, pipe.take_rest())
-        if self.waiting and self.busy_since is not None and now - self.busy_since >= WAIT_S:
-            self.give_back()
         if self.held_since is not None and now - self.held_since >= HOLD_S:
             self.send_held()
         if self.watch_gpus_at is not None and now >= self.watch_gpus_at:
@@ -248,8 +243,11 @@ class Member:
             case messages.Stop():
                 self.stop(order.signal, order.grace_s)
             case messages.Interrupt():
-                self.give_back()
+                if self.waiting:
+                    self.give_back()
                 process.signal_group(self.rank_pid, signal.SIGINT)
+            case messages.GiveBack():
+                self.give_back()
             case messages.TakeStack():
                 self.tell(self.take_stack())
             case messages.EnterWorld():
@@ -296,7 +294,8 @@ class Member:
                 self.forward(pipe, all_of_it=True)
         if head.kind in (messages.Done, messages.Failed):
             if head.kind is messages.Failed:
-                self.give_back()
+                if self.waiting:
+                    self.give_back()
                 self.tell_of_gpu_troubles()  # before the failure, because they may be its cause
             self.busy_since = None
         hold = len(self.waiting) % TOGETHER > 0
@@ -317,9 +316,8 @@ class Member:
 
     def give_back(self) -> None:
         """Return the waiting requests to the driver."""
-        if self.waiting:
-            self.tell(messages.GivenBack(len(self.waiting)))
-            self.waiting.clear()
+        self.tell(messages.GivenBack(len(self.waiting)))
+        self.waiting.clear()
 
     # ── the rank's output ─────────────────────────────────────────────────────
 
