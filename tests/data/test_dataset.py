@@ -1,6 +1,8 @@
 """Data sets as their footers describe them, and one-sentence errors about invalid data sets."""
 
+import ast
 import datetime
+import operator
 import os
 from decimal import Decimal
 
@@ -198,6 +200,29 @@ def test_numbers_in_a_filter_keep_their_values(tmp_path, where, rows):
     found = open_dataset(tmp_path, ["n"], f"n == 0 or {where}" if rows else f"n == 1 or {where}")
     (window,) = windows(found, [RowRange(0, 0, 0, found.rows)], 10)
     assert [n for batch in window.batches for n in batch["n"].to_pylist()] == (rows or [1])
+
+
+@pytest.mark.parametrize("number", ["2.5", "-2.5", "2.0", "127.0", "128.5", "16777216.5", "9007199254740993", "1e300"])
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64()], ids=str)
+def test_integers_are_compared_exactly(tmp_path, kind, number):
+    """Integers of any size can be compared with any number, on either side of the comparison."""
+    values = [
+        None,
+        *([-128, -3, -2, 0, 2, 3, 127] if kind == pa.int8() else [0, 2, 3, 2**24, 2**53, 2**53 + 1, 2**64 - 1]),
+    ]
+    write(tmp_path / "a.parquet", pa.table({"n": range(8), "i": pa.array(values, kind)}))
+    value = ast.literal_eval(number)
+    compared = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
+    for sign, compare in {**compared, "!=": operator.ne}.items():
+        for where, passes in (
+            (f"i {sign} {number}", lambda each, compare=compare: compare(each, value)),
+            (f"{number} {sign} i", lambda each, compare=compare: compare(value, each)),
+            (f"not i {sign} {number}", lambda each, compare=compare: not compare(each, value)),
+        ):
+            found = open_dataset(tmp_path, ["n"], f"n == 0 or {where}")
+            (window,) = windows(found, [RowRange(0, 0, 0, found.rows)], 10)
+            wanted = [n for n, each in enumerate(values) if not n or passes(each)]
+            assert [n for batch in window.batches for n in batch["n"].to_pylist()] == wanted, where
 
 
 def test_dates_in_a_filter_are_strings(tmp_path):

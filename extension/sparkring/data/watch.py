@@ -11,9 +11,8 @@ from typing import Any
 from sparkring.errors import OptionsError
 from sparkring.runtime.storage import Location, locate
 
-FOOTERS = (
-    10  # at most so many files' rows are counted between two batches; each file may take a while on remote storage
-)
+# At most so many files' rows are counted between two batches: each file may take a while on remote storage.
+FOOTERS = 10
 FORGET_AFTER_S = 600.0  # a file that has been yielded is forgotten when it has been missing for this long
 
 

@@ -6,6 +6,7 @@ import ast
 import decimal
 import difflib
 import functools
+import math
 import operator
 import re
 from collections.abc import Sequence
@@ -28,6 +29,10 @@ _COMPARED: dict[type[ast.cmpop], Any] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {  # the comparisons with the two sides swapped
+    ast.Eq: ast.Eq, ast.NotEq: ast.NotEq,
+    ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE,
+}  # fmt: skip
 
 
 def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None, str]:
@@ -124,7 +129,14 @@ class _Reader:
             # A number that is still of another type equals none of the column's values, which cannot hold it.
             found = pc.field(column).isin(pa.array([each.as_py() for each in values if each.type == kind], kind))
             return ~found if isinstance(op, ast.NotIn) else found
-        return _COMPARED[type(op)](self._side(left, kind, column), self._side(right, kind, column))
+        compare = type(op)
+        if pa.types.is_integer(_plain(kind)) and not (isinstance(left, ast.Name) and isinstance(right, ast.Name)):
+            if isinstance(right, ast.Name):
+                left, compare, right = right, _TURNED[compare], left
+            number = self._value(right, kind, column).as_py()
+            if number is not None:
+                compare, right = _with_whole_number(compare, number, _plain(kind))
+        return _COMPARED[compare](self._side(left, kind, column), self._side(right, kind, column))
 
     def _side(self, node: ast.expr, kind: pa.DataType, column: str) -> pc.Expression:
         if isinstance(node, ast.Name):
@@ -161,6 +173,30 @@ class _Reader:
 def _plain(kind: pa.DataType) -> pa.DataType:
     """Return the type of a column's values."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _with_whole_number(
+    compare: type[ast.cmpop], number: float, kind: pa.DataType
+) -> tuple[type[ast.cmpop], ast.Constant]:
+    """Return a comparison that gives the same for each value of the integer type `kind`, with a number of this type.
+
+    Arrow cannot compare large integers with numbers of other types.
+    """
+    least = -(2 ** (kind.bit_width - 1)) if pa.types.is_signed_integer(kind) else 0
+    beyond = least + 2**kind.bit_width  # the type's largest integer, plus 1
+    number = min(max(number, least - 1), beyond)  # all numbers beyond the type's range are alike
+    below, above = math.floor(number), math.ceil(number)
+    if compare in (ast.Eq, ast.NotEq):
+        if below == above and least <= below < beyond:
+            return compare, ast.Constant(below)
+        compare, bound = (ast.Lt if compare is ast.Eq else ast.GtE), least
+    elif compare in (ast.Lt, ast.GtE):
+        bound = above
+    else:
+        compare, bound = (ast.Lt if compare is ast.LtE else ast.GtE), below + 1
+    if bound >= beyond:  # all values are below it
+        compare, bound = (ast.GtE if compare is ast.Lt else ast.Lt), least
+    return compare, ast.Constant(max(bound, least))
 
 
 def _number(value: float, kind: pa.DataType) -> pa.Scalar:

@@ -10,10 +10,10 @@ class RankNews(NamedTuple):
     """What the gang needs for the next request.
 
     `names_bound` are the names that are new in the rank's `__main__`, and `names_gone` those that it no longer has.
-    `loaded` says whether the rank has loaded all
-    values that were sent to it. `port` is free on the rank's address. `memory_bytes` is how much memory the process
-    holds after an item; 0 if that is not known. `imported` are the frameworks that the rank has imported; None if the
-    code has changed the environment on which their import depends. `seconds` is how long the request took.
+    `loaded` says whether the rank has loaded all values that were sent to it. `port` is free on the rank's address.
+    `memory_bytes` is how much memory the process holds after an item; 0 if that is not known. `imported` are the
+    frameworks that the rank has imported; None if the code has changed the environment on which their import depends.
+    `seconds` is how long the request took.
     """
 
     names_bound: tuple[str, ...]
