@@ -258,6 +258,45 @@ def test_progress_of_one_who_counts_from_zero(replayed):
     assert (found.epoch, found.fraction, found.left_s) == (1, 0.125, None)
 
 
+def loop(steps, numbered, first=0, epochs=4, each=20, begin=0, every=1):
+    """Return what a training loop of one rank logs. `numbered(epoch, step)` is the number that it gives to a step."""
+    for epoch in range(begin, epochs):
+        for step in range(1, each + 1):
+            if (epoch * each + step - 1) % every == 0:
+                at, time = numbered(epoch, step), float(epoch * each + step)
+                values = {"loss": 1 / time}
+                yield Metrics(values, step=at, epoch=epoch + first, steps=steps, epochs=epochs, time=time, rank=0)
+        yield Metrics({"accuracy": 0.5}, epoch=epoch + first, time=float((epoch + 1) * each), rank=0)
+
+
+@pytest.mark.parametrize("zero", [0, 1], ids=["from 1", "from 0"])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("steps", [20, 80], ids=["steps of an epoch", "steps of all epochs"])
+def test_steps_may_be_counted_on_from_epoch_to_epoch(replayed, steps, first, zero):
+    """Progress and curves are the same as those of a loop that counts its steps within the epoch."""
+    wanted = [*loop(20, lambda epoch, step: step - zero, first)]
+    counted = [*loop(steps, lambda epoch, step: 20 * epoch + step - zero, first)]
+    for reports in range(22, len(wanted)):  # in the first epoch, it is not clear what `steps` counts
+        one, other = replayed(*wanted[:reports]), replayed(*counted[:reports])
+        assert progress.slowest(other, 90.0) == progress.slowest(one, 90.0)
+        assert progress.paces(other) == progress.paces(one)
+        assert metrics.curves(other, metrics.table(other)) == metrics.curves(one, metrics.table(one))
+    assert metrics.curves(other, metrics.table(other))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_loop_that_continues_in_a_later_epoch_may_count_on(replayed, first):
+    found = [each for each in loop(20, lambda epoch, step: 20 * epoch + step, first, begin=2) if each.step]
+    assert [each.step for each in replayed(*found[:30]).metrics] == [*range(1, 21), *range(1, 11)]
+
+
+@pytest.mark.parametrize("every", [1, 7, 10, 15, 30])
+def test_steps_within_the_epoch_are_left_as_they_are(replayed, every):
+    """A loop that logs rarely may begin an epoch with a large step."""
+    reports = [*loop(20, lambda epoch, step: step, every=every)]
+    assert list(replayed(*reports).metrics) == reports
+
+
 def test_a_second_fit_begins_its_progress_anew(replayed):
     found = progress.slowest(replayed(*epochs(0, 4), *epochs(0, 1, begin=50.0)), now=60.0)
     assert found is not None

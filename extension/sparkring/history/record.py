@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from sparkring.history import events, item_records, stream_records
+from sparkring.history.epoch_steps import with_report
 from sparkring.history.item_records import ItemsRecord
 from sparkring.history.stream_records import StreamRecord
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
@@ -287,9 +288,9 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.Metrics() if record.items is not None:
             return _told(record._replace(items=item_records.measured(record.items, event)), event)
         case events.Metrics():
-            kept = (*record.metrics, event)
+            kept = with_report(record.metrics, event)
             record = record._replace(metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
-            return _told(record, event, metrics=event)
+            return _told(record, event, metrics=kept[-1])
         case events.GpuUsed():
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
             return _with_rank(record, rank._replace(gpus=tuple(known.values())))

@@ -62,7 +62,8 @@ def log(
     """Report metrics of this rank: `log(step=3, loss=0.25)`.
 
     Values are numbers or objects with a single number (a 0-d array or tensor). For the progress bar, `steps` is the
-    number of steps in an epoch, and `epochs` is the number of epochs. Raises TypeError if a value is not a number.
+    number of steps in an epoch, and `epochs` is the number of epochs. `step` can be counted within the epoch or over
+    all epochs. Raises TypeError if a value is not a number.
     """
     values = {name: _number(name, value) for name, value in metrics.items()}
     if _tell is not None:

@@ -1,20 +1,22 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { known, moments, shownAt } from "../../../extension/sparkring/views/panel/src/displays.js";
+import { known, shownAt, stepsOf } from "../../../extension/sparkring/views/panel/src/displays.js";
 
-const ORDER = [["a", [0], 1], ["b", [1], 1.2], ["c", [0], 5], ["d", [0, 1], 9]];
-const keys = (time, ...ranks) => shownAt(ORDER, time, new Set(ranks)).map(([key]) => key);
+const STEPS = stepsOf([["a", [0], 1], ["b", [1], 1.2], ["c", [0], 5], ["d", [0, 1], 9], ["e", [0], 9.1], ["f", [1], 9.4]]);
+const keys = (at, ...ranks) => shownAt(STEPS, at, new Set(ranks)).map(([key]) => key);
 
-test("displays that follow one another at once are one step", () => {
-  assert.deepEqual(moments(ORDER), [1.2, 5, 9]);
-  assert.deepEqual(moments([]), []);
+test("displays that follow one another at once are one step of the slider", () => {
+  const lengths = (...times) => stepsOf(times.map((time) => [String(time), [0], time])).map(({ length }) => length);
+  assert.deepEqual(STEPS.map((step) => step.map(([key]) => key).join("")), ["ab", "c", "def"]);
+  assert.deepEqual(lengths(1, 1.4, 1.8, 2.2, 2.6), [3, 2], "a step does not span more than a second");
+  assert.deepEqual(lengths(), []);
 });
 
-test("each rank's last display up to a moment is shown, and a shared one only once", () => {
-  assert.deepEqual(keys(0.5), []);
-  assert.deepEqual(keys(1.2), ["a", "b"]);
-  assert.deepEqual(keys(5), ["c", "b"]);
-  assert.deepEqual(keys(9), ["d"]);
+test("all displays of a step are shown, with those of ranks that have shown nothing since", () => {
+  assert.deepEqual(keys(-1), []);
+  assert.deepEqual(keys(0), ["a", "b"]);
+  assert.deepEqual(keys(1), ["c", "b"]);
+  assert.deepEqual(keys(2), ["d", "e", "f"]);
 });
 
 test("only displays in the last order are kept", () => {
@@ -24,6 +26,6 @@ test("only displays in the last order are kept", () => {
 });
 
 test("if ranks are selected, only their displays are shown", () => {
-  assert.deepEqual(keys(5, 1), ["b"]);
-  assert.deepEqual(keys(9, 1), ["d"]);
+  assert.deepEqual(keys(1, 1), ["b"]);
+  assert.deepEqual(keys(2, 1), ["d", "f"]);
 });

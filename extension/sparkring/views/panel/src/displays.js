@@ -3,7 +3,9 @@
 import { make, put } from "./elements.js";
 import { clock, rankNumbers } from "./words.js";
 
-const TOGETHER_S = 0.5; // ranks often show pictures at almost the same time; these pictures are one step of the slider
+// A rank often shows several things one after another, and other ranks do so at almost the same time. These displays are one step
+// of the slider. A step spans at most SPAN_S, so that a rank that shows pictures all the time does not show them all at once.
+const TOGETHER_S = 0.5, SPAN_S = 1;
 
 // Return what the page keeps of the displays after a message: the order, and the HTML of the displays in it. Other displays
 // cannot be shown again, because a display that is replaced has a new key.
@@ -12,23 +14,31 @@ export function known(displays, { order, html }) {
   return { order, html: Object.fromEntries(order.map(([key]) => [key, every[key]])) };
 }
 
-// Return the positions of the slider: the times of the displays. A time is left out if another display follows within
-// TOGETHER_S.
-export function moments(order) {
-  const times = order.map(([, , time]) => time);
-  return times.filter((time, at) => !(times[at + 1] - time < TOGETHER_S));
+// Divide `order`, which lists the displays as [key, ranks, time], sorted by time, into the steps of the slider. A display that
+// several ranks share is listed once.
+export function stepsOf(order) {
+  const steps = [];
+  for (const entry of order) {
+    const step = steps.at(-1), time = entry[2];
+    if (step && time - step.at(-1)[2] < TOGETHER_S && time - step[0][2] < SPAN_S) step.push(entry);
+    else steps.push([entry]);
+  }
+  return steps;
 }
 
-// Return the displays to show at a time: the last display of each rank until then. `order` lists the displays as
-// [key, ranks, time], sorted by time. A display that several ranks share is listed once. If ranks are selected, return
-// only their displays.
-export function shownAt(order, time, selected) {
+// Return the displays to show at step number `at`, in the order of the ranks: for each rank, all of its displays in the last step,
+// up to this one, in which it has shown something. If ranks are selected, return only their displays.
+export function shownAt(steps, at, selected) {
   const last = new Map();
-  for (const entry of order) {
-    if (entry[2] > time) break;
-    for (const rank of entry[1]) if (!selected.size || selected.has(rank)) last.set(rank, entry);
+  for (const step of steps.slice(0, at + 1)) {
+    const here = new Map();
+    for (const entry of step) {
+      for (const rank of entry[1]) if (!selected.size || selected.has(rank)) here.set(rank, [...(here.get(rank) ?? []), entry]);
+    }
+    for (const [rank, found] of here) last.set(rank, found);
   }
-  return [...new Set(last.values())].sort((a, b) => Math.min(...a[1]) - Math.min(...b[1]));
+  const ranks = [...last.keys()].sort((a, b) => a - b);
+  return [...new Set(ranks.flatMap((rank) => last.get(rank)))];
 }
 
 export class DisplaysView {
@@ -49,15 +59,15 @@ export class DisplaysView {
   draw() {
     const { displays, state } = this.panel.run;
     if (!displays) return;
-    const { order } = displays, times = moments(order);
-    this.slider.max = String(Math.max(0, times.length - 1));
+    const steps = stepsOf(displays.order);
+    this.slider.max = String(Math.max(0, steps.length - 1));
     if (this.follow) this.slider.value = this.slider.max;
-    this.bar.hidden = times.length < 2;
-    const at = Math.min(Number(this.slider.value), times.length - 1), time = times[at];
+    this.bar.hidden = steps.length < 2;
+    const at = Math.min(Number(this.slider.value), steps.length - 1);
     const what = state?.pooled ? "item" : "rank";
-    put(this.words, `${clock(time)} · ${at + 1} of ${times.length}`);
+    put(this.words, steps.length ? `${clock(steps[at].at(-1)[2])} · ${at + 1} of ${steps.length}` : "");
     this.slider.setAttribute("aria-valuetext", this.words.textContent);
-    const found = shownAt(order, time, this.panel.chosen), keys = new Set(found.map(([key]) => key));
+    const found = shownAt(steps, at, this.panel.chosen), keys = new Set(found.map(([key]) => key));
     for (const [key, tile] of this.tiles) {
       if (keys.has(key)) continue;
       tile.remove();
