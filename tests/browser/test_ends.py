@@ -241,6 +241,7 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     expect(tile(panel, 500)).to_have_class(re.compile("sr-slow"))
     expect(tile(panel, 77)).to_have_class(re.compile("sr-silent"))
     expect(panel.locator(".sr-note")).to_contain_text("1 behind · 1 silent · 1,022 running")
+    expect(panel.locator(".sr-note")).to_contain_text("steps behind · rank 77 is silent")
     expect(tile(panel, 99)).to_have_attribute("aria-label", re.compile(r"CPU 99 % \(8 cores\), 1\.00 GB of 64\.0 GB"))
     colours = panel.get_by_label("Value shown by the colours")
     colours.select_option("CPU")

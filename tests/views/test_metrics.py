@@ -352,7 +352,7 @@ def test_what_faster_ranks_have_reported_is_shown_beyond_the_mean(replayed, size
     [chart] = told["charts"]
     [drawn] = chart["curves"]
     assert (chart["x"], drawn["until"]) == ([*range(1, 31)], 10)
-    assert "faint: steps that not all ranks have reported" in told["legend"]
+    assert "faint: steps that some ranks have not reported yet" in told["legend"]
     assert (drawn["mean"][9] is None, drawn["mean"][10] is None) == (False, not same)
     if same:
         assert drawn["ranks"] == {}

@@ -56,6 +56,8 @@ def test_the_line():
     assert describe.stream(streamed([0])) == "batch 0 · 100 rows · 100 rows/s · not saved yet"
     assert describe.stream(streamed(range(2), checkpoint_dir="")) == "batch 1 · 200 rows · 100 rows/s"
     assert describe.stream_total(record) == "5 batches · 500 rows · saved after batch 3"
+    early = replay([events.CheckpointSaved("/live", "6", 6, 9, time=106.5, rank=0)], record)
+    assert "saved after batch 5" in describe.stream(early), "the end of batch 6 is not recorded yet"
     over = replay([events.RunFinished(107.0, "finished")], record)
     assert describe.closing(over, 200.0).startswith("ended after batch 5 · 500 rows · 83 rows/s · saved after batch 3")
     failed = replay([events.RunFinished(107.0, "failed", "DataError: no x")], record)

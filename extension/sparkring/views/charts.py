@@ -153,9 +153,9 @@ def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
     curves = [curve for chart in found for curve in chart]
     kinds = {mark.kind for mark in marks}
     return dotted(
-        "thick: mean; thin: each rank, in its colour" if any(curve.ranks for curve in curves) else "",
+        "thick: mean · thin: each rank, in its colour" if any(curve.ranks for curve in curves) else "",
         "band: minimum to maximum" if any(map(has_band, curves)) else "",
-        "faint: steps that not all ranks have reported" if any(curve.ahead for curve in curves) else "",
+        "faint: steps that some ranks have not reported yet" if any(curve.ahead for curve in curves) else "",
         "dotted: discarded by a restart" if any(curve.undone for curve in curves) else "",
         "red: restart" if "restart" in kinds else "",
         "ring: best value" if any(curve.best for curve in curves) else "",

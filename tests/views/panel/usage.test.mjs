@@ -1,6 +1,7 @@
 // Tests what the page shows of what ranks use.
 
 import assert from "node:assert/strict";
+import { mute } from "../../../extension/sparkring/views/panel/src/ranks.js";
 import { test } from "node:test";
 import { HEIGHT, Usage, WIDTH, counted, curve } from "../../../extension/sparkring/views/panel/src/usage.js";
 
@@ -31,4 +32,11 @@ test("a running rank is counted once", () => {
   const known = { behind: { 1: 20 }, silent: [false, false, true, false, false, false], starves: [1, 3] };
   assert.equal(counted("rrrrrf", known, WORDS), "1 behind · 1 silent · 1 waiting for data · 2 running · 1 finished");
   assert.equal(counted("ffi", { behind: {}, silent: [], starves: [] }, WORDS), "2 finished · 1 not taking part");
+});
+
+test("silent ranks are named if they are few", () => {
+  assert.equal(mute([false, false, true]), "rank 2 is silent");
+  assert.equal(mute([true, true, false, true]), "ranks 0, 1, 3 are silent");
+  assert.equal(mute([false]), "");
+  assert.equal(mute(Array(9).fill(true)), "");
 });

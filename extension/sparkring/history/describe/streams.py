@@ -113,9 +113,13 @@ def stream_rates(record: RunRecord) -> tuple[float, float | None]:
 
 def saved_after(record: RunRecord) -> str:
     """Say which batches the last checkpoint covers: `after batch 136`; '' if the run saves no checkpoints."""
-    if record.stream is None or not record.checkpoint_dir:
+    found = record.stream
+    if found is None or not record.checkpoint_dir:
         return ""
-    return NOT_YET if record.stream.saved is None else f"after batch {record.stream.saved:,}"
+    if found.saved is None:
+        return NOT_YET
+    # Ranks report a checkpoint just before the end of its batch is recorded.
+    return f"after batch {found.saved if found.last is None else min(found.saved, found.last.batch_id):,}"
 
 
 def other_endings(found: StreamRecord) -> list[tuple[str, int]]:

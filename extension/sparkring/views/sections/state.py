@@ -14,8 +14,11 @@ def head_html(record: RunRecord, now: float) -> str:
     """Return the title line, with the run's state, title, ranks, framework, and time so far."""
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
-    written, at = ("%Y-%m-%d %H:%M", record.started) if record.ended else ("as of %Y-%m-%d %H:%M:%S", now)
-    facts = [*describe.facts(record), describe.took(record, now), time.strftime(written, time.localtime(at))]
+    if record.ended:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
+    else:  # the view may be all that is left of the run
+        when = time.strftime("as of %Y-%m-%d %H:%M:%S, not updated since", time.localtime(now))
+    facts = [*describe.facts(record), describe.took(record, now), when]
     said = text(" · ".join(facts))
     return (
         f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '

@@ -6,6 +6,7 @@ import { FIGURES, HEIGHT, WIDTH, counted } from "./usage.js";
 import { duration, number, rankNumbers, size } from "./words.js";
 
 const SILENT_S = 5, ALL_SILENT_S = 30;
+const MOST_NAMED = 8;
 const MOST_LANES = 32, SIGNED_SQUARES = 256, MOST_SQUARES = 1024;
 const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i: "·" };
 const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed after another rank",
@@ -19,6 +20,13 @@ function waiting({ starves, waiting: shares }) {
   if (!starves.length) return "";
   if (starves.length === 1) return `rank ${starves[0]} waits for data ${shares[starves[0]]} % of the time`;
   return `ranks ${rankNumbers(starves)} wait for data much of the time`;
+}
+
+// Say which ranks are silent, as in "rank 77 is silent"; "" if there are none, or too many to be named.
+export function mute(quiet) {
+  const ranks = quiet.flatMap((is, rank) => (is ? [rank] : []));
+  if (!ranks.length || ranks.length > MOST_NAMED) return "";
+  return `rank${ranks.length > 1 ? "s" : ""} ${rankNumbers(ranks)} ${ranks.length > 1 ? "are" : "is"} silent`;
 }
 
 // A lane shows the rank's state as a colour and a sign, its epoch and step, the completed part of the run, its speed, and
@@ -60,7 +68,8 @@ export class RankView {
     for (let rank = 0; rank < count; rank++) this.fill(rank, ranks, usage, at, quiet[rank], many, heats?.[rank]);
     if (!many) this.measure(usage, count);
     this.arrange(ranks, count, many);
-    put(this.note, [many && this.counts(ranks, usage, quiet, count), state.lag, !many && !state.lag && waiting(usage)].filter(Boolean).join(" · "));
+    put(this.note, [many && this.counts(ranks, usage, quiet, count), state.lag, many && mute(quiet), !many && !state.lag && waiting(usage)]
+      .filter(Boolean).join(" · "));
     this.sort.hidden = many || count < 5;
     this.colours.hidden = !many;
     this.top.hidden = this.sort.hidden && this.colours.hidden && !this.note.textContent;
