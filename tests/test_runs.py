@@ -282,6 +282,35 @@ def test_logs_that_were_cut_off():
     assert run_store.load(path).ranks[0].size_bytes == 2
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [b"\xff\xfe", b"\0" * 600, b"\n1\n[2]\n{}\n", b'\n{"type": "RunStarted", "time": 1}\n'],
+    ids=["not UTF-8", "zeros", "other JSON", "missing fields"],
+)
+@pytest.mark.parametrize("at", [0, 900])
+def test_a_damaged_record(damage, at):
+    """The other events are read, a notice says what is wrong, and the run hides no other run and can be removed."""
+    other, path = save("2026-01-01", story("2026-01-01", title="other")).path, save("2026-01-02", story("x")).path
+    file = path / run_store.EVENTS
+    data = file.read_bytes()
+    file.write_bytes(data[:at] + damage + data[at + len(damage) :])
+    assert "damaged" in run_store.load(path).notices[-1].text
+    assert run_store.load(path).outcome == "failed"
+    assert run_store.find("other") == other
+    assert run_store.data(path) in (["digits"], [])
+    assert run_store.last(path) is not None
+    run_store.prune(keep=0)
+    assert run_store.saved() == []
+
+
+def test_an_event_whose_line_is_damaged_may_be_needed_by_others():
+    """If the event that began a run is lost, the events of its ranks are left out."""
+    path = save("headless", story("headless")[1:]).path
+    record = run_store.load(path)
+    assert (record.size, record.outcome) == (0, "failed")
+    assert "damaged" in record.notices[-1].text
+
+
 def test_an_empty_record():
     """A run whose first line was never written still has a row in the list."""
     path = save("empty", []).path

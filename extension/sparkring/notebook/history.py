@@ -147,7 +147,7 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
             started, finished, data = run_store.first(path), run_store.last(path), run_store.data(path)
         except OSError:  # the run has been removed in the meantime, to make room for newer runs
             continue
-        took = describe.duration(finished.time - started.time) if finished else ""
+        took = describe.duration(finished.time - started.time) if finished and started.time else ""
         unfinished, said = "running, or its kernel was killed", finished.message if finished else ""
         if path.name in in_background:
             took, unfinished = describe.duration(int(time.time() - started.time)), "running"
