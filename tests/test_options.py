@@ -534,11 +534,12 @@ def test_bad_checkpoints_lines(line, words):
         ("--tensorboard 'my run'", RunsRequest(run="my run", tensorboard=True)),
         ("--tensorboard", RunsRequest(tensorboard=True)),
         ("50 --tensorboard", RunsRequest(run="50", tensorboard=True)),
+        ("482913", RunsRequest(run="482913")),
         ("a1b2 'my run'", RunsRequest(run="a1b2", other="my run")),
     ],
 )
 def test_runs_lines(line, expected):
-    """A number alone says how many runs to list; with an option, even a number names a run."""
+    """A number alone says how many runs to list. With an option, or with six digits, even a number names a run."""
     assert parse_runs(line) == expected
 
 
@@ -549,6 +550,7 @@ def test_runs_lines(line, expected):
         ("a b c", "two runs to compare"),
         ("a b --stop", "two runs"),
         ("-1", "a number of runs to list"),
+        ("0", "a number of runs to list"),
     ],
 )
 def test_bad_runs_lines(line, words):

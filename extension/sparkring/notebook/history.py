@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparkring.history.record import RunRecord
 
 TITLE_CHARACTERS = 60  # a longer title is cut in the list of runs
+ID_DIGITS = 6  # the length of the end of a run's id; it may consist of decimal digits only
 
 _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or stop a background run.
 
@@ -106,11 +107,12 @@ def parse_runs(line: str) -> RunsRequest:
         )
     if stop and (tensorboard or not run):
         raise OptionsError("%runs --stop takes one argument: the id or name of a background run.")
-    if run.startswith("-"):
+    is_count = run.isdecimal() and len(run) < ID_DIGITS and not (other or tensorboard or stop)
+    if run.startswith("-") or (is_count and not int(run)):
         raise OptionsError(
             f"%runs takes a number of runs to list or the name of a run, not {run!r}: for example %runs 50"
         )
-    if run.isdecimal() and not (other or tensorboard or stop):
+    if is_count:
         return RunsRequest(int(run))
     return RunsRequest(run=run, other=other, tensorboard=tensorboard, stop=stop)
 
