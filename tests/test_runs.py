@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from sparkring.errors import SparkringError
+from sparkring.errors import OptionsError, SparkringError
 from sparkring.history import events, run_store
 from sparkring.history.record import replay
+from sparkring.notebook.extension import MAGICS
 
 
 def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[events.Event]:
@@ -317,6 +318,19 @@ def test_an_empty_record():
     assert run_store.first(path).title == "?"
     assert run_store.last(path) is None
     assert run_store.load(path).size == 0
+
+
+def test_logs_of_items(capsys):
+    """%logs prints what an item wrote. If the item does not exist, or if a rank is named too, it says so."""
+    start, *_ = story("items")
+    found = [start, events.ItemsPlanned(1.0, 1), events.ItemStarted(1.1, 3, "x", 0), story("items")[3]]
+    save("items", found)
+    MAGICS["logs"].run(None, "--item 3")
+    assert capsys.readouterr().out == "one\nbad \\xff\n"
+    with pytest.raises(OptionsError, match="not started an item 4"):
+        MAGICS["logs"].run(None, "--item 4")
+    with pytest.raises(OptionsError, match="--rank or --item"):
+        MAGICS["logs"].run(None, "--item 3 --rank 0")
 
 
 def test_finding_runs(monkeypatch):

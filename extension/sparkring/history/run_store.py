@@ -253,21 +253,21 @@ def log(path: Path, rank: int) -> str:
     return file.read_bytes().decode("utf-8", "backslashreplace") if file.exists() else ""
 
 
-def item_log(path: Path, item: int) -> str:
-    """Return what the ranks wrote while they ran the item, in all attempts; '' if there was no such item."""
+def item_log(path: Path, item: int) -> str | None:
+    """Return what the ranks wrote while they ran the item, in all attempts; None if no such item has started."""
     found: list[bytes] = []
-    ranks, each = range(0), 1
+    ranks, each, has_started = range(0), 1, False
     for event in _events(path):
         match event:
             case events.ItemsPlanned():
                 each = event.ranks_each
             case events.ItemStarted(item=number) if number == item:
-                ranks = range(event.slot * each, (event.slot + 1) * each)
+                ranks, has_started = range(event.slot * each, (event.slot + 1) * each), True
             case events.ItemEnded(item=number) if number == item:
                 ranks = range(0)
             case events.Output() if event.rank in ranks:
                 found.append(event.data)
-    return b"".join(found).decode("utf-8", "backslashreplace")
+    return b"".join(found).decode("utf-8", "backslashreplace") if has_started else None
 
 
 def saved() -> list[Path]:

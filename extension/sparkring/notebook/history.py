@@ -215,11 +215,15 @@ def _logs(shell: Any, line: str) -> None:
     from sparkring.history import run_store
 
     given = LOGS.parse(line)
-    only, tail = given["rank"], given["tail"]
+    only, item, tail = given["rank"], given["item"], given["tail"]
+    if only is not None and item is not None:
+        raise OptionsError("%logs takes --rank or --item, but not both.")
     path = run_store.find_saved(given["run"])
     ranks = range(run_store.first(path).size)
-    if given["item"] is not None:
-        text = run_store.item_log(path, given["item"])
+    if item is not None:
+        text = run_store.item_log(path, item)
+        if text is None:
+            raise OptionsError(f"run {path.name} has not started an item {item}.")
         print(_last(text, tail), end="" if text.endswith("\n") or not text else "\n")
         return
     if only is not None and only not in ranks:
