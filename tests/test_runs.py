@@ -333,6 +333,13 @@ def test_logs_of_items(capsys):
         MAGICS["logs"].run(None, "--item 3 --rank 0")
 
 
+def test_the_last_lines_of_a_log(capsys):
+    """The states of a progress bar are one line."""
+    save("bar", [story("bar")[0], events.Output("stdout", b"one\ntwo\n1 %\r2 %\r3 %\n", time=1.3, rank=0)])
+    MAGICS["logs"].run(None, "--rank 0 --tail 2")
+    assert capsys.readouterr().out == "two\n1 %\r2 %\r3 %\n"
+
+
 def test_finding_runs(monkeypatch):
     """A run is found by the beginning or the end of its id, or by its title; an empty word means the newest."""
     names = ["2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb", "2026-01-02_00-00-01_cccc"]

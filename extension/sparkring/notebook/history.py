@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import time
 from collections.abc import Iterator
@@ -237,7 +238,7 @@ def _logs(shell: Any, line: str) -> None:
 
 def _last(text: str, lines: int | None) -> str:
     """Return the last `lines` lines of `text`, or all of it if `lines` is None."""
-    found = text.splitlines(keepends=True)
+    found = io.StringIO(text).readlines()  # unlike splitlines(), it keeps the states of a progress bar together
     return text if lines is None else "".join(found[max(0, len(found) - lines) :])
 
 
