@@ -243,7 +243,7 @@ def test_gang_lines(line, expected):
         ("start -n -2 --idle never", "not a number of minutes"),
         ("start -n -2 --framework mpi", "invalid choice: 'mpi'"),
         ("start -n -2 --gpus some", "not a whole number of at least 0"),
-        ("start -n -2 extra", "unrecognized arguments: extra"),
+        ("start -n -2 extra", "unrecognized arguments: extra. See %gang? for the options"),
         ("nonsense", "does not take 'nonsense'"),
         ("stop here", "does not take 'stop here'"),
         ("--stacks now", "does not take"),

@@ -158,7 +158,8 @@ class _Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises OptionsError where argparse would print a message and exit."""
 
     def error(self, message: str) -> NoReturn:
-        raise OptionsError(f"{self.prog}: {message}. See {self.prog}? for the options.")
+        magic, _, _ = self.prog.partition(" ")  # IPython would look up `start` for `%gang start?`
+        raise OptionsError(f"{self.prog}: {message}. See {magic}? for the options.")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise OptionsError((message or "").strip())
