@@ -120,6 +120,7 @@ def test_the_default_number_of_ranks():
         ("--time 3", "unrecognized arguments"),
         ("extra", "unrecognized arguments: extra"),
         ("--name 'open", "No closing quotation"),
+        ("--fresh \\", "cannot continue on the next line"),
         ("--no-autolog=1", "explicit argument"),
     ],
 )
