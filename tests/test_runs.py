@@ -340,6 +340,23 @@ def test_the_last_lines_of_a_log(capsys):
     assert capsys.readouterr().out == "two\n1 %\r2 %\r3 %\n"
 
 
+@pytest.mark.parametrize("ending", ["", "\n"])
+@pytest.mark.parametrize("block", [1, 3, 7, 1_000])
+def test_only_the_end_of_a_long_log_is_read(monkeypatch, block, ending):
+    """The last lines do not depend on how the file is read. The beginning of the file is not read."""
+    monkeypatch.setattr(run_store, "BLOCK_BYTES", block)
+    path = save("long", story("long")[:1]).path
+    lines = ["one\n", "\n", "two\r3\n", f"four{ending}"]
+    (path / run_store.log_name(0)).write_text("".join(lines), newline="")
+    for count in range(6):
+        assert run_store.log(path, 0, count) == "".join(lines[max(0, 4 - count) :])
+    with (path / run_store.log_name(0)).open("r+b") as file:
+        file.truncate(2**40)  # a sparse file, which is larger than the memory
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nlast\n")
+    assert run_store.log(path, 0, 1) == "last\n"
+
+
 def test_finding_runs(monkeypatch):
     """A run is found by the beginning or the end of its id, or by its title; an empty word means the newest."""
     names = ["2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb", "2026-01-02_00-00-01_cccc"]

@@ -47,6 +47,7 @@ _SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}
 # opened early in a run.
 LOOKED_THROUGH_BYTES = 256 * 1024
 DATA_LINES = 200
+BLOCK_BYTES = 1024 * 1024  # how much of the end of a log is read at once
 ABANDONED_AFTER_S = 24 * 3600  # an unfinished run whose events have not changed for this long is not running
 
 
@@ -247,10 +248,30 @@ def timeline_name(attempt: int) -> str:
     return "timeline.json" if attempt == 1 else f"timeline-{attempt}.json"
 
 
-def log(path: Path, rank: int) -> str:
-    """Return everything that a rank wrote to stdout and stderr, in order of arrival. Invalid bytes appear as \\xNN."""
+def log(path: Path, rank: int, tail: int | None = None) -> str:
+    """Return what a rank wrote to stdout and stderr, in order of arrival. Invalid bytes appear as \\xNN.
+
+    If `tail` is not None, return only the last `tail` lines.
+    """
     file = path / log_name(rank)
-    return file.read_bytes().decode("utf-8", "backslashreplace") if file.exists() else ""
+    if not file.exists():
+        return ""
+    return (file.read_bytes() if tail is None else _last_lines(file, tail)).decode("utf-8", "backslashreplace")
+
+
+def _last_lines(path: Path, count: int) -> bytes:
+    """Return the last lines of a file, without reading the rest of it: a log may be larger than the memory."""
+    blocks: list[bytes] = []
+    ends = 0  # how many ends of lines there are in `blocks`; one more than `count` shows where the last lines begin
+    with path.open("rb") as file:
+        begin = file.seek(0, os.SEEK_END)
+        while begin > 0 and ends <= count:
+            begin, end = max(0, begin - BLOCK_BYTES), begin
+            file.seek(begin)
+            blocks.append(file.read(end - begin))
+            ends += blocks[-1].count(b"\n")
+    lines = io.BytesIO(b"".join(blocks[::-1])).readlines()
+    return b"".join(lines[max(0, len(lines) - count) :])
 
 
 def item_log(path: Path, item: int) -> str | None:

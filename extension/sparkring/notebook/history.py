@@ -230,7 +230,7 @@ def _logs(shell: Any, line: str) -> None:
     if only is not None and only not in ranks:
         raise OptionsError(f"run {path.name} has no rank {only}: it had ranks 0 to {len(ranks) - 1}.")
     for rank in ranks if only is None else [only]:
-        text = _last(run_store.log(path, rank), tail)
+        text = run_store.log(path, rank, tail)
         if only is None:
             print(f"── rank {rank} ── {path / run_store.log_name(rank)}")
         print(text, end="" if text.endswith("\n") else "\n")
