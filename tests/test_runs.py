@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from sparkring.errors import OptionsError, SparkringError
+from sparkring.engine.result import RunResult
+from sparkring.errors import DataError, OptionsError, SparkringError
 from sparkring.history import events, run_store
 from sparkring.history.record import replay
 from sparkring.notebook.extension import MAGICS
@@ -355,6 +356,16 @@ def test_only_the_end_of_a_long_log_is_read(monkeypatch, block, ending):
         file.seek(0, os.SEEK_END)
         file.write(b"\nlast\n")
     assert run_store.log(path, 0, 1) == "last\n"
+
+
+def test_the_logs_of_a_run_that_has_been_removed():
+    """A result says that its logs have been removed, instead of returning an empty log."""
+    path = save("gone", story("gone")).path
+    result = RunResult({}, {}, run_store.load(path))
+    assert result.logs(1) == "two"
+    run_store.prune(keep=0)
+    with pytest.raises(DataError, match="run gone no longer exist"):
+        result.logs(1)
 
 
 def test_finding_runs(monkeypatch):
