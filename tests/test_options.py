@@ -5,14 +5,17 @@ import __future__
 
 import re
 import types
+import warnings
 
 import pytest
 
 import sparkring
 from sparkring.engine.options import LOGS, ForeachOptions, GangOptions, Options
+from sparkring.engine.prepare import capture_cell
+from sparkring.engine.spec import Cell, RunSpec
 from sparkring.errors import OptionsError
 from sparkring.notebook import checkpoints, data, foreach, gang, history
-from sparkring.notebook.cell import python_source, title_of
+from sparkring.notebook.cell import depends_on_items, find_scripts, python_source, title_of
 from sparkring.notebook.extension import MAGICS
 from sparkring.notebook.gang import GangRequest
 from sparkring.notebook.history import RunsRequest, parse_runs
@@ -615,3 +618,19 @@ def test_an_earlier_future_import_applies_to_the_cell():
     assert python_source(shell, "horovod", "x: T = 1\n") == "from __future__ import annotations\nx: T = 1\n"
     flags.flags = 0
     assert python_source(shell, "horovod", "x: T = 1\n") == "\nx: T = 1\n"
+
+
+def test_the_ranks_show_the_warnings_of_the_compiler():
+    """Preparing a cell shows none of these warnings, although the cell is parsed again and again."""
+    shell = types.SimpleNamespace(
+        compile=types.SimpleNamespace(flags=0), transform_cell=lambda cell: cell, user_ns={"text": "1"}
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        source = python_source(shell, "foreach", "import re\nre.findall('\\d', f'{text}')\n")
+        scripts = find_scripts(shell, source)
+        assert not depends_on_items(source, {"item"})
+        assert title_of(source).startswith("re.findall")
+        work = Cell(source, shell.user_ns, scripts)
+        found = capture_cell(RunSpec(work, Options(), "plain", "", "", None, ()), work)
+    assert [name.name for name in found.table] == ["text"]
