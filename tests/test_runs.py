@@ -432,6 +432,20 @@ def test_a_full_disk_is_told_once(monkeypatch):
     assert run_store.load(folder.path).size == 2
 
 
+def test_a_home_that_is_not_absolute(monkeypatch, tmp_path):
+    """`~` is the user's folder. If the notebook changes its folder, the run is still saved where it began."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SPARKRING_HOME", "~/mine")
+    assert run_store.home() == tmp_path / "mine" / "runs"
+    monkeypatch.setenv("SPARKRING_HOME", "here")
+    monkeypatch.chdir(tmp_path)
+    folder = run_store.RunFolder("x")
+    monkeypatch.chdir("/")
+    assert [folder.write(event) for event in story("x")] == [None] * len(story("x"))
+    folder.close()
+    assert run_store.log(folder.path, 1) == "two"
+
+
 def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
     """A SPARKRING_HOME that is a file is an error."""
     (tmp_path / "file").write_text("")

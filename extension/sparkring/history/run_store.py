@@ -56,7 +56,8 @@ def home() -> Path:
     import platformdirs  # not at the top: executors import this module too, and may lack platformdirs
 
     root = os.environ.get("SPARKRING_HOME") or platformdirs.user_data_dir("sparkring", appauthor=False)
-    return Path(root, "runs")
+    # Absolute, because the notebook may change its folder. `%env` leaves a `~` as it is.
+    return Path(os.path.expanduser(root), "runs").absolute()
 
 
 Kind = TypeVar("Kind", bound=events.Event)
