@@ -368,6 +368,13 @@ def test_the_logs_of_a_run_that_has_been_removed():
         result.logs(1)
 
 
+def test_a_saved_run_in_a_terminal(capsys):
+    """%runs RUN also shows what the run has noted, for example that a part of its record is missing."""
+    save("noted", story("noted"))
+    MAGICS["runs"].run(None, "noted")
+    assert capsys.readouterr().out.endswith("\nsparkring: look\n")
+
+
 def test_finding_runs(monkeypatch):
     """A run is found by the beginning or the end of its id, or by its title; an empty word means the newest."""
     names = ["2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb", "2026-01-02_00-00-01_cccc"]

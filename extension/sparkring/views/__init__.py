@@ -63,4 +63,5 @@ def show_run(record: RunRecord) -> None:
     else:
         from sparkring.history import describe
 
-        sys.stdout.write(f"{describe.short(record, describe.last_known(record))}\n")
+        notices = [f"sparkring: {describe.first_line(notice.text, 1000)}" for notice in record.notices]
+        sys.stdout.write("\n".join([describe.short(record, describe.last_known(record)), *notices]) + "\n")
