@@ -1,5 +1,5 @@
-"""Tests of the errors that are raised if Spark cannot run ranks: with Spark Connect, without a suitable Java, after an
-error of Java's.
+"""Tests of the errors that are raised if Spark cannot run ranks: with Spark Connect, without a suitable Java, and if a
+job fails.
 """
 
 from __future__ import annotations
