@@ -109,6 +109,21 @@ def test_a_run_is_found_by_its_id_or_its_name():
     assert other.done
 
 
+def test_an_interrupt_while_a_run_ends(monkeypatch):
+    """stop() no longer waits. What it raises has a message, and no traceback of this package."""
+    run = started("one", until_stopped)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run._thread, "join", interrupt)
+        with pytest.raises(KeyboardInterrupt, match="the run is ending") as caught:
+            run.stop()
+    assert len(caught.value._render_traceback_()) == 1
+    run.stop()
+
+
 def test_an_error_holds_nothing_of_the_run():
     """An error does not refer to the values that were sent. They may be large, and a notebook keeps its errors."""
 

@@ -28,6 +28,8 @@ from sparkring.capture.names import names_read
 from sparkring.capture.packing import pack_call, unpack_call, unpack_names
 from sparkring.capture.string_names import names_in_strings
 from sparkring.capture.unread_changes import changed_only
+from sparkring.engine.background import BackgroundRun
+from sparkring.engine.program_gang import ProgramGang
 from sparkring.errors import CaptureError
 
 BUILTINS = set(vars(builtins))
@@ -1441,6 +1443,12 @@ def test_spark_objects(holder: str, path: str, spark: Any) -> None:
         assert noun in str(error("x", notebook(holder % "value", value=value)))
         assert noun in (row("value", notebook(value=value), "value", dry_run=True).problem or "")
     assert f"`{path}`" in str(error("x", notebook(holder % "value", value=frame)))
+
+
+@pytest.mark.parametrize(("kind", "noun"), [(BackgroundRun, "a run in the background"), (ProgramGang, "a warm gang")])
+def test_runs_and_gangs_stay_on_the_driver(kind: type, noun: str) -> None:
+    """The error says what to do with the object, and does not name a lock or a file inside it."""
+    assert f"{noun}; " in str(error("x", notebook(x=kind.__new__(kind))))
 
 
 # ── Calls ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -116,6 +117,17 @@ def test_limits():
     assert [machine.open_files(soft, None).level for soft in (None, 1024, 1000, 100)] == ["ok", "ok", "note", "problem"]
     assert [machine.shared_memory(Room(size, size)).level for size in (gb, 64e6)] == ["ok", "note"]
     assert [machine.memory(Room(size, 64 * gb)).level for size in (5 * gb, gb / 10)] == ["ok", "note"]
+
+
+def test_the_folder_for_saved_runs(tmp_path):
+    """A folder that cannot be written is a problem, because no run can start. The check itself creates nothing."""
+    assert machine.runs_folder(tmp_path / "new" / "runs").topic == "runs"
+    assert "cannot be saved" not in machine.runs_folder(tmp_path / "new" / "runs").what
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "runs", Path(os.devnull, "runs")):
+        found = machine.runs_folder(path)
+        assert (found.level, "SPARKRING_HOME" in found.advice) == ("problem", True)
 
 
 def test_a_check_that_hangs_or_is_interrupted():

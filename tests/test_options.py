@@ -5,14 +5,17 @@ import __future__
 
 import re
 import types
+import warnings
 
 import pytest
 
 import sparkring
 from sparkring.engine.options import LOGS, ForeachOptions, GangOptions, Options
+from sparkring.engine.prepare import capture_cell
+from sparkring.engine.spec import Cell, RunSpec
 from sparkring.errors import OptionsError
 from sparkring.notebook import checkpoints, data, foreach, gang, history
-from sparkring.notebook.cell import python_source, title_of
+from sparkring.notebook.cell import depends_on_items, find_scripts, python_source, title_of
 from sparkring.notebook.extension import MAGICS
 from sparkring.notebook.gang import GangRequest
 from sparkring.notebook.history import RunsRequest, parse_runs
@@ -120,6 +123,7 @@ def test_the_default_number_of_ranks():
         ("--time 3", "unrecognized arguments"),
         ("extra", "unrecognized arguments: extra"),
         ("--name 'open", "No closing quotation"),
+        ("--fresh \\", "cannot continue on the next line"),
         ("--no-autolog=1", "explicit argument"),
     ],
 )
@@ -243,7 +247,7 @@ def test_gang_lines(line, expected):
         ("start -n -2 --idle never", "not a number of minutes"),
         ("start -n -2 --framework mpi", "invalid choice: 'mpi'"),
         ("start -n -2 --gpus some", "not a whole number of at least 0"),
-        ("start -n -2 extra", "unrecognized arguments: extra"),
+        ("start -n -2 extra", "unrecognized arguments: extra. See %gang? for the options"),
         ("nonsense", "does not take 'nonsense'"),
         ("stop here", "does not take 'stop here'"),
         ("--stacks now", "does not take"),
@@ -534,11 +538,12 @@ def test_bad_checkpoints_lines(line, words):
         ("--tensorboard 'my run'", RunsRequest(run="my run", tensorboard=True)),
         ("--tensorboard", RunsRequest(tensorboard=True)),
         ("50 --tensorboard", RunsRequest(run="50", tensorboard=True)),
+        ("482913", RunsRequest(run="482913")),
         ("a1b2 'my run'", RunsRequest(run="a1b2", other="my run")),
     ],
 )
 def test_runs_lines(line, expected):
-    """A number alone says how many runs to list; with an option, even a number names a run."""
+    """A number alone says how many runs to list. With an option, or with six digits, even a number names a run."""
     assert parse_runs(line) == expected
 
 
@@ -549,6 +554,7 @@ def test_runs_lines(line, expected):
         ("a b c", "two runs to compare"),
         ("a b --stop", "two runs"),
         ("-1", "a number of runs to list"),
+        ("0", "a number of runs to list"),
     ],
 )
 def test_bad_runs_lines(line, words):
@@ -612,3 +618,19 @@ def test_an_earlier_future_import_applies_to_the_cell():
     assert python_source(shell, "horovod", "x: T = 1\n") == "from __future__ import annotations\nx: T = 1\n"
     flags.flags = 0
     assert python_source(shell, "horovod", "x: T = 1\n") == "\nx: T = 1\n"
+
+
+def test_the_ranks_show_the_warnings_of_the_compiler():
+    """Preparing a cell shows none of these warnings, although the cell is parsed again and again."""
+    shell = types.SimpleNamespace(
+        compile=types.SimpleNamespace(flags=0), transform_cell=lambda cell: cell, user_ns={"text": "1"}
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        source = python_source(shell, "foreach", "import re\nre.findall('\\d', f'{text}')\n")
+        scripts = find_scripts(shell, source)
+        assert not depends_on_items(source, {"item"})
+        assert title_of(source).startswith("re.findall")
+        work = Cell(source, shell.user_ns, scripts)
+        found = capture_cell(RunSpec(work, Options(), "plain", "", "", None, ()), work)
+    assert [name.name for name in found.table] == ["text"]

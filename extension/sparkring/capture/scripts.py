@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from sparkring.capture.syntax import parsed
 from sparkring.errors import OptionsError
 from sparkring.wire.messages import Script as Script
 
@@ -186,7 +187,7 @@ def _without_defaults(source: str, given: Collection[str]) -> str:
     """Replace each top-level assignment to a name in `given`, such as `lr = 0.1`, with `pass`."""
     code = source.encode()
     lines = [0, *itertools.accumulate(map(len, code.splitlines(keepends=True)))]  # where each line begins
-    for node in reversed(ast.parse(source).body):
+    for node in reversed(parsed(source).body):
         match node:
             case ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name)) if name in given:
                 begin = lines[node.lineno - 1] + node.col_offset

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from sparkring.capture.names import IMPLICIT, names_read
+from sparkring.capture.syntax import parsed
 
 # Code that contains none of these words need not be searched.
 MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")
@@ -150,7 +151,7 @@ def names_in_hints_of(value: object) -> set[str]:
 def names_in_hints(source: str) -> set[str]:
     """Return the names in a cell's string annotations. With the __future__ import, all annotations are strings."""
     found: set[str] = set()
-    tree = ast.parse(source)
+    tree = parsed(source)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     are_text = any(alias.name == "annotations" for node in imports for alias in node.names)
     for node in ast.walk(tree):

@@ -7,6 +7,7 @@ import difflib
 import time
 from collections.abc import Mapping
 
+from sparkring.capture.syntax import parsed
 from sparkring.checkpointing.entries import INITIAL, Entry
 from sparkring.history.describe import ago
 
@@ -46,7 +47,7 @@ def meaning(code: str) -> str:
     """Return a cell in a form that does not depend on comments and empty lines."""
     text = "\n".join(_body(code)).strip()
     try:
-        return ast.dump(ast.parse(text))
+        return ast.dump(parsed(text))
     except SyntaxError:  # for example, because of a line magic
         return text
 

@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 
 from sparkring.capture.names import global_names, names_read
+from sparkring.capture.syntax import parsed
 from sparkring.checkpointing import parts, tree
 from sparkring.checkpointing.entries import INITIAL
 from sparkring.checkpointing.store import Store, checkpoints, restore_shards, save_batch
@@ -181,7 +182,7 @@ def _state_of(source: str, namespace: dict[str, Any], bound: Collection[str]) ->
 
 def _changed_items(source: str) -> Iterator[str]:
     """Yield the names in assignments to an item or an attribute, such as `counts` in `counts[key] += 1`."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
             inner: ast.expr = node
             while isinstance(inner, ast.Subscript | ast.Attribute):

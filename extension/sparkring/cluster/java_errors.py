@@ -35,5 +35,8 @@ def root_cause(text: str) -> str:
 
 
 def _plain(line: str) -> str:
-    """Return a line without the name of Java's exception, if Spark's error class (`[DIVIDE_BY_ZERO] …`) follows it."""
-    return re.sub(r"^[\w.$]+: (?=\[[A-Z0-9_.]+\] )", "", line)[:400]
+    """Return a line without the name of Java's exception, if Spark's error class (`[DIVIDE_BY_ZERO] …`) follows it.
+
+    The colon that py4j writes before the exception is removed, too.
+    """
+    return re.sub(r"^[\w.$]+: (?=\[[A-Z0-9_.]+\] )", "", line.removeprefix(": "))[:400]

@@ -81,8 +81,12 @@ class BackgroundRun(Generic[Result]):
     def stop(self, *, wait: bool = True) -> None:
         """End the run, as the panel's Stop button does. Wait for its processes to exit, unless `wait` is False."""
         self._interrupts.request()
-        if wait:
+        if not wait:
+            return
+        try:
             self._thread.join()
+        except KeyboardInterrupt:
+            raise interrupted("the run is ending, but some of its processes have not exited yet") from None
 
     def saves_in(self, directory: Location) -> bool:
         mine = self._directory

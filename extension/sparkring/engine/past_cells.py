@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from sparkring.capture.names import names_read
+from sparkring.capture.syntax import parsed
 from sparkring.gangs.execution import Execution, Request
 
 # The values of a cell are not kept if they exceed CELL_BYTES. The oldest cells are dropped if all values together
@@ -63,7 +64,7 @@ class PastCells:
         wanted, found = set(needed), []
         imported = dict(modules)
         for cell in self._cells:
-            imported.update(_imports(ast.parse(cell.source)))
+            imported.update(_imports(parsed(cell.source)))
         for cell in reversed(self._cells):
             names = names_read(cell.source)
             if wanted & {*names.bound, *cell.sent} or _only_prepares(cell.source, imported):
@@ -92,7 +93,7 @@ def _only_prepares(source: str, imported: Mapping[str, str]) -> bool:
     """
     preparing = {name for name, module in imported.items() if module.partition(".")[0] in PREPARING}
     prepares, own = False, set[str]()
-    for statement in ast.parse(source).body:
+    for statement in parsed(source).body:
         match statement:
             case ast.Import() | ast.ImportFrom():
                 continue

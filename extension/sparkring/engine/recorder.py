@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -46,7 +47,8 @@ class Recorder:
             self._shows = False
             text = f"the run continues, but can no longer be shown: {type(error).__name__}: {error}"
             self.notice(text)
-            warnings.warn(f"sparkring: {text}", RuntimeWarning, stacklevel=2)
+            with contextlib.suppress(RuntimeWarning):  # Python may have been told to turn warnings into errors
+                warnings.warn(f"sparkring: {text}", RuntimeWarning, stacklevel=2)
 
     def notice(self, text: str, until: events.Until = "") -> None:
         self.add([events.Notice(time.time(), text, until)])

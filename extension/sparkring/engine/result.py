@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkring.engine.spec import Results
+from sparkring.errors import DataError
 from sparkring.gangs.execution import Execution
 from sparkring.history import describe, run_store
 from sparkring.history import values as value_texts
@@ -38,10 +39,19 @@ class RunResult:
         return [self.by_rank.get(rank.rank) for rank in self.record.taking_part]
 
     def logs(self, rank: int = 0) -> str:
-        """Return what `rank` wrote to stdout and stderr, in order of arrival. Invalid UTF-8 is shown as \\xNN."""
+        """Return what `rank` wrote to stdout and stderr, in order of arrival. Invalid UTF-8 is shown as \\xNN.
+
+        Raises DataError if the run's folder has been removed.
+        """
         if not 0 <= rank < self.record.size:
             raise IndexError(f"there is no rank {rank}: this run had ranks 0 to {self.record.size - 1}")
-        return run_store.log(Path(self.record.log_folder), rank)
+        folder = Path(self.record.log_folder)
+        if not folder.exists():
+            raise DataError(
+                f"the logs of run {self.record.run_id} no longer exist: the folder {folder} has been removed. "
+                f"Only about {run_store.KEEP} runs are kept."
+            )
+        return run_store.log(folder, rank)
 
     def __repr__(self) -> str:
         took = describe.duration(self.record.ended - self.record.started)

@@ -31,7 +31,7 @@ from sparkring.errors import LaunchError, OptionsError
 from sparkring.history import events
 from sparkring.history.events import Notice, RunStarted, TimelineSaved
 from sparkring.history.horovod_timeline import Arriving
-from sparkring.history.record import QUICK_S, RunRecord, replay, samples_kept
+from sparkring.history.record import QUICK_S, RunRecord, apply, samples_kept
 
 KEEP = 100
 NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
@@ -47,6 +47,7 @@ _SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}
 # opened early in a run.
 LOOKED_THROUGH_BYTES = 256 * 1024
 DATA_LINES = 200
+BLOCK_BYTES = 1024 * 1024  # how much of the end of a log is read at once
 ABANDONED_AFTER_S = 24 * 3600  # an unfinished run whose events have not changed for this long is not running
 
 
@@ -55,7 +56,8 @@ def home() -> Path:
     import platformdirs  # not at the top: executors import this module too, and may lack platformdirs
 
     root = os.environ.get("SPARKRING_HOME") or platformdirs.user_data_dir("sparkring", appauthor=False)
-    return Path(root, "runs")
+    # Absolute, because the notebook may change its folder. `%env` leaves a `~` as it is.
+    return Path(os.path.expanduser(root), "runs").absolute()
 
 
 Kind = TypeVar("Kind", bound=events.Event)
@@ -247,27 +249,47 @@ def timeline_name(attempt: int) -> str:
     return "timeline.json" if attempt == 1 else f"timeline-{attempt}.json"
 
 
-def log(path: Path, rank: int) -> str:
-    """Return everything that a rank wrote to stdout and stderr, in order of arrival. Invalid bytes appear as \\xNN."""
+def log(path: Path, rank: int, tail: int | None = None) -> str:
+    """Return what a rank wrote to stdout and stderr, in order of arrival. Invalid bytes appear as \\xNN.
+
+    If `tail` is not None, return only the last `tail` lines.
+    """
     file = path / log_name(rank)
-    return file.read_bytes().decode("utf-8", "backslashreplace") if file.exists() else ""
+    if not file.exists():
+        return ""
+    return (file.read_bytes() if tail is None else _last_lines(file, tail)).decode("utf-8", "backslashreplace")
 
 
-def item_log(path: Path, item: int) -> str:
-    """Return what the ranks wrote while they ran the item, in all attempts; '' if there was no such item."""
+def _last_lines(path: Path, count: int) -> bytes:
+    """Return the last lines of a file, without reading the rest of it: a log may be larger than the memory."""
+    blocks: list[bytes] = []
+    ends = 0  # how many ends of lines there are in `blocks`; one more than `count` shows where the last lines begin
+    with path.open("rb") as file:
+        begin = file.seek(0, os.SEEK_END)
+        while begin > 0 and ends <= count:
+            begin, end = max(0, begin - BLOCK_BYTES), begin
+            file.seek(begin)
+            blocks.append(file.read(end - begin))
+            ends += blocks[-1].count(b"\n")
+    lines = io.BytesIO(b"".join(blocks[::-1])).readlines()
+    return b"".join(lines[max(0, len(lines) - count) :])
+
+
+def item_log(path: Path, item: int) -> str | None:
+    """Return what the ranks wrote while they ran the item, in all attempts; None if no such item has started."""
     found: list[bytes] = []
-    ranks, each = range(0), 1
+    ranks, each, has_started = range(0), 1, False
     for event in _events(path):
         match event:
             case events.ItemsPlanned():
                 each = event.ranks_each
             case events.ItemStarted(item=number) if number == item:
-                ranks = range(event.slot * each, (event.slot + 1) * each)
+                ranks, has_started = range(event.slot * each, (event.slot + 1) * each), True
             case events.ItemEnded(item=number) if number == item:
                 ranks = range(0)
             case events.Output() if event.rank in ranks:
                 found.append(event.data)
-    return b"".join(found).decode("utf-8", "backslashreplace")
+    return b"".join(found).decode("utf-8", "backslashreplace") if has_started else None
 
 
 def saved() -> list[Path]:
@@ -313,53 +335,90 @@ def is_named(name: str, run_id: str) -> bool:
 
 
 def load(path: Path) -> RunRecord:
-    """Return the whole record of a saved run. If the last event is incomplete, skip it."""
-    return replay(_events(path))._replace(log_folder=str(path))
+    """Return the record of a saved run. If the last event is incomplete, leave it out.
+
+    Damaged events, and events that need them, are left out, too. A notice then says that the record is damaged.
+    """
+    record, is_damaged, now = RunRecord(log_folder=str(path)), False, 0.0
+    for event in _events(path):
+        try:
+            if event is None:
+                is_damaged = True
+            else:
+                record, now = apply(record, event), getattr(event, "time", now)
+        except Exception:  # which error it is depends on the events that are missing
+            is_damaged = True
+    if not is_damaged:
+        return record
+    return apply(record, Notice(now, f"part of this run's record is damaged, and left out here: {path / EVENTS}"))
 
 
-def _events(path: Path) -> Iterator[events.Event]:
+def _events(path: Path) -> Iterator[events.Event | None]:
+    """Yield the events of a saved run, with None for each damaged event."""
     logs: dict[int, IO[bytes]] = {}
     try:
         for found in _lines(path):
-            if found["type"] == "Output":
-                rank = found["rank"]
-                if rank not in logs:
-                    whole = path / log_name(rank)
-                    logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # no log if the disk was full
-                logs[rank].seek(found["start"])
-                found["data"] = logs[rank].read(found["size"])
-            if found["type"] == events.Displayed.__name__:
-                shown = path / DISPLAYS / Path(found.get("file", "")).name
-                found["data"] = shown.read_bytes() if shown.is_file() else b""
-            yield events.from_json(found)
+            yield None if found is None else _event(found, path, logs)
     finally:
         for file in logs.values():
             file.close()
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events as JSON, without those whose kind only a newer version knows."""
-    with (path / EVENTS).open(encoding="utf-8") as file:
+def _event(found: dict[str, Any], path: Path, logs: dict[int, IO[bytes]]) -> events.Event | None:
+    """Return the event of a line, with its data; None if the line is damaged. `logs` are the open logs, by rank."""
+    try:
+        if found["type"] == "Output":
+            rank = found["rank"]
+            if rank not in logs:
+                whole = path / log_name(rank)
+                logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # no log if the disk was full
+            logs[rank].seek(found["start"])
+            found["data"] = logs[rank].read(found["size"])
+        if found["type"] == events.Displayed.__name__:
+            shown = path / DISPLAYS / Path(found.get("file", "")).name
+            found["data"] = shown.read_bytes() if shown.is_file() else b""
+    except (KeyError, TypeError, ValueError):
+        return None
+    return _without_data(found)
+
+
+def _without_data(found: dict[str, Any] | None) -> events.Event | None:
+    """Return the event of a line, without data from other files; None if the line is damaged."""
+    try:
+        return None if found is None else events.from_json(found)
+    except Exception:  # which error it is depends on what is missing or has another type
+        return None
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the events as JSON, without those whose kind only a newer version knows. Yield None for a damaged line."""
+    with (path / EVENTS).open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 found = json.loads(line)
-            except ValueError:
-                return  # the driver was killed while it was writing this line
-            if events.is_known(found["type"]):
+                is_known = events.is_known(found["type"])
+            except (KeyError, TypeError, ValueError):
+                if line.endswith("\n"):  # otherwise, the driver was killed while it was writing this line
+                    yield None
+                continue
+            if is_known:
                 yield found
 
 
 def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:
     """Yield the events of one kind in a saved run, in order of arrival."""
     for found in _lines(path):
-        if found["type"] == kind.__name__ and isinstance(event := events.from_json(found), kind):
+        if found and found["type"] == kind.__name__ and isinstance(event := _without_data(found), kind):
             yield event
 
 
 def first(path: Path) -> RunStarted:
-    """Return the event with which a saved run began. If it is missing, return a RunStarted with "?" for most values."""
+    """Return the event with which a saved run began.
+
+    If it is missing or damaged, return a RunStarted with "?" for most values.
+    """
     try:
-        event = next(map(events.from_json, _lines(path)), None)
+        event = next(map(_without_data, _lines(path)), None)
     except FileNotFoundError:  # another kernel has removed the run
         event = None
     return event if isinstance(event, RunStarted) else RunStarted(0.0, path.name, "?", "", 0, "?", "?", "all")
@@ -370,8 +429,14 @@ def data(path: Path) -> list[str]:
     with (path / EVENTS).open("rb") as file:
         seen = file.read(LOOKED_THROUGH_BYTES)
     begin = f'{{"type": "{events.DataOpened.__name__}",'.encode()
-    opened = (line for line in seen.split(b"\n")[:-1] if line.startswith(begin))
-    return list({json.loads(line)["name"]: None for line in itertools.islice(opened, DATA_LINES)})
+    opened = [line for line in seen.split(b"\n")[:-1] if line.startswith(begin)]
+    names: dict[str, None] = {}
+    for line in opened[:DATA_LINES]:
+        try:
+            names[json.loads(line)["name"]] = None
+        except (KeyError, TypeError, ValueError):
+            pass  # the line is damaged
+    return list(names)
 
 
 def last(path: Path) -> events.RunFinished | None:

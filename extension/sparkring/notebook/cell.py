@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sparkring.capture.scripts import Script, find_script, is_for_ipython, path_in
+from sparkring.capture.syntax import parsed
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.worker.rank.expand import expand, names_in
 from sparkring.worker.rank.shell import LINE_MAGICS
@@ -38,7 +39,7 @@ def python_source(shell: Any, magic: str, cell: str) -> str:
     empty = cell[: len(cell) - len(cell.lstrip())].count("\n")
     source: str = _future(shell) + "\n" * (1 + empty) + shell.transform_cell(cell)
     try:
-        tree = ast.parse(source)
+        tree = parsed(source)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the ranks show the compiler's warnings
             compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
@@ -122,17 +123,17 @@ def find_scripts(
                 raise _error_at(node, where, f"{f'%run {line}'.strip()}: {error}.") from None
             scripts[line] = script
             for part, code in script.parts if is_for_ipython(script.path) else ():
-                inner = ast.parse(code)
+                inner = parsed(code)
                 _refuse_magics(inner, part)
                 look_through(inner, part)
 
-    look_through(ast.parse(source))
+    look_through(parsed(source))
     return tuple(scripts.values())
 
 
 def depends_on_items(source: str, bound: Collection[str]) -> bool:
     """Whether the path of a script that a cell runs with `%run` depends on the item."""
-    calls = (_magic_call(node) or ("", "", "") for node in ast.walk(ast.parse(source)))
+    calls = (_magic_call(node) or ("", "", "") for node in ast.walk(parsed(source)))
     lines = [line for kind, name, line in calls if (kind, name) == ("run_line_magic", "run")]
     return any(not names_in(path_in(line)).isdisjoint(bound) for line in lines)
 
@@ -150,7 +151,7 @@ def title_of(source: str) -> str:
     """
     lines = (line.strip() for line in source.splitlines())
     first = next((line for line in lines if line and not line.startswith(("import ", "from "))), "")
-    tree = ast.parse(source)
+    tree = parsed(source)
     title = first.lstrip("#%! ") if first.startswith("#") else ""
     title = title or (ast.get_docstring(tree) or "").partition("\n")[0]
     title = title or next((ast.unparse(node) for node in ast.walk(tree) if _called_name(node) == "fit"), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from sparkring.history.record import RunRecord
 
 TITLE_CHARACTERS = 60  # a longer title is cut in the list of runs
+ID_DIGITS = 6  # the length of the end of a run's id; it may consist of decimal digits only
 
 _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or stop a background run.
 
@@ -106,11 +108,12 @@ def parse_runs(line: str) -> RunsRequest:
         )
     if stop and (tensorboard or not run):
         raise OptionsError("%runs --stop takes one argument: the id or name of a background run.")
-    if run.startswith("-"):
+    is_count = run.isdecimal() and len(run) < ID_DIGITS and not (other or tensorboard or stop)
+    if run.startswith("-") or (is_count and not int(run)):
         raise OptionsError(
             f"%runs takes a number of runs to list or the name of a run, not {run!r}: for example %runs 50"
         )
-    if run.isdecimal() and not (other or tensorboard or stop):
+    if is_count:
         return RunsRequest(int(run))
     return RunsRequest(run=run, other=other, tensorboard=tensorboard, stop=stop)
 
@@ -147,7 +150,7 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
             started, finished, data = run_store.first(path), run_store.last(path), run_store.data(path)
         except OSError:  # the run has been removed in the meantime, to make room for newer runs
             continue
-        took = describe.duration(finished.time - started.time) if finished else ""
+        took = describe.duration(finished.time - started.time) if finished and started.time else ""
         unfinished, said = "running, or its kernel was killed", finished.message if finished else ""
         if path.name in in_background:
             took, unfinished = describe.duration(int(time.time() - started.time)), "running"
@@ -213,17 +216,21 @@ def _logs(shell: Any, line: str) -> None:
     from sparkring.history import run_store
 
     given = LOGS.parse(line)
-    only, tail = given["rank"], given["tail"]
+    only, item, tail = given["rank"], given["item"], given["tail"]
+    if only is not None and item is not None:
+        raise OptionsError("%logs takes --rank or --item, but not both.")
     path = run_store.find_saved(given["run"])
     ranks = range(run_store.first(path).size)
-    if given["item"] is not None:
-        text = run_store.item_log(path, given["item"])
+    if item is not None:
+        text = run_store.item_log(path, item)
+        if text is None:
+            raise OptionsError(f"run {path.name} has not started an item {item}.")
         print(_last(text, tail), end="" if text.endswith("\n") or not text else "\n")
         return
     if only is not None and only not in ranks:
         raise OptionsError(f"run {path.name} has no rank {only}: it had ranks 0 to {len(ranks) - 1}.")
     for rank in ranks if only is None else [only]:
-        text = _last(run_store.log(path, rank), tail)
+        text = run_store.log(path, rank, tail)
         if only is None:
             print(f"── rank {rank} ── {path / run_store.log_name(rank)}")
         print(text, end="" if text.endswith("\n") else "\n")
@@ -231,7 +238,7 @@ def _logs(shell: Any, line: str) -> None:
 
 def _last(text: str, lines: int | None) -> str:
     """Return the last `lines` lines of `text`, or all of it if `lines` is None."""
-    found = text.splitlines(keepends=True)
+    found = io.StringIO(text).readlines()  # unlike splitlines(), it keeps the states of a progress bar together
     return text if lines is None else "".join(found[max(0, len(found) - lines) :])
 
 

@@ -158,17 +158,22 @@ class _Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises OptionsError where argparse would print a message and exit."""
 
     def error(self, message: str) -> NoReturn:
-        raise OptionsError(f"{self.prog}: {message}. See {self.prog}? for the options.")
+        magic, _, _ = self.prog.partition(" ")  # IPython would look up `start` for `%gang start?`
+        raise OptionsError(f"{self.prog}: {message}. See {magic}? for the options.")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise OptionsError((message or "").strip())
 
 
 def split_line(magic: str, line: str) -> list[str]:
-    """Split the line of a magic into words, as a shell would. Raise OptionsError if a quote is not closed."""
+    """Split the line of a magic into words, as a shell would. Raise OptionsError if the line is not complete."""
     try:
         return shlex.split(line, comments=True)
     except ValueError as error:
+        if line.rstrip().endswith("\\"):  # for a cell magic, IPython does not join lines
+            raise OptionsError(
+                f"{magic}: the options cannot continue on the next line. Write all of them on the line of {magic}."
+            ) from None
         raise OptionsError(f"{magic}: {error} in {line!r}") from None
 
 

@@ -32,5 +32,6 @@ def tell(text: str) -> None:
 
     In a notebook, the message appears below the cell that is running, or else below the cell that ran last.
     """
-    sys.stderr.write(f"sparkring: {text}\n")
-    sys.stderr.flush()
+    if sys.stderr is not None and not getattr(sys.stderr, "closed", False):  # a service may have none
+        sys.stderr.write(f"sparkring: {text}\n")
+        sys.stderr.flush()

@@ -30,7 +30,7 @@ class Quiet:
 
 
 def open_view(*, quiet: bool = False, controls: Controls | None = None, background: bool = False) -> View:
-    """Return a new view of the form that front_end.shown() selects, or a Quiet one if `quiet`.
+    """Return a new view of the form that front_end.shown() selects, or a Quiet one if `quiet` or without a stdout.
 
     A live panel offers the `controls` to the user. With `background`, the run's thread calls refresh() and close(),
     except that the thread that starts the run calls the first refresh(). Raise OptionsError if SPARKRING_VIEW is not
@@ -47,6 +47,8 @@ def open_view(*, quiet: bool = False, controls: Controls | None = None, backgrou
         from sparkring.views.panel import PanelView
 
         return PanelView(controls, background=background)
+    if sys.stdout is None or getattr(sys.stdout, "closed", False):  # a service may have none
+        return Quiet()
     from sparkring.views.terminal import TerminalView
 
     return TerminalView(sys.stdout, progress=not background)
@@ -61,4 +63,5 @@ def show_run(record: RunRecord) -> None:
     else:
         from sparkring.history import describe
 
-        sys.stdout.write(f"{describe.short(record, describe.last_known(record))}\n")
+        notices = [f"sparkring: {describe.first_line(notice.text, 1000)}" for notice in record.notices]
+        sys.stdout.write("\n".join([describe.short(record, describe.last_known(record)), *notices]) + "\n")

@@ -23,6 +23,7 @@ from sparkring.engine.doctor import builds
 from sparkring.errors import LaunchError
 from sparkring.gangs.execution import Request
 from sparkring.gangs.gang import Gang
+from sparkring.history import run_store
 from sparkring.history.describe import duration, first_line, size
 from sparkring.history.findings import Finding, note, ok, problem
 from sparkring.launchers.local import LocalLauncher
@@ -101,6 +102,7 @@ def capacity() -> list[Finding]:
         there_already = next(folder for folder in (path, *path.parents) if folder.exists())
         disk_usage = shutil.disk_usage(there_already)
         told.append(disk(name, str(path), Room(disk_usage.free, disk_usage.total)))
+    told.append(runs_folder(run_store.home()))
     with contextlib.suppress(OSError):  # macOS has no /dev/shm
         disk_usage = shutil.disk_usage("/dev/shm")
         told.append(shared_memory(Room(disk_usage.free, disk_usage.total)))
@@ -122,9 +124,22 @@ def disk(name: str, path: str, room: Room) -> Finding:
     what = f"{size(room.free)} of {size(room.total)} free in {path}"
     if room.free >= LOW_BYTES:
         return ok(name, what)
-    other = "set TMPDIR to another folder" if name == "TMPDIR" else "set XDG_CACHE_HOME to another folder"
-    advice = f"Remove files, or {other} before the kernel starts."
+    variable = {"cache": "XDG_CACHE_HOME", "runs": "SPARKRING_HOME"}.get(name, name)
+    advice = f"Remove files, or set {variable} to another folder before the kernel starts."
     return problem(name, what, advice) if room.free < FULL_BYTES else note(name, what, advice)
+
+
+def runs_folder(path: Path) -> Finding:
+    """Check that the folder for saved runs can be written, or created, and judge the free space of its disk."""
+    try:
+        there_already = next(folder for folder in (path, *path.parents) if folder.exists())
+        with tempfile.TemporaryFile(dir=there_already):
+            pass
+        disk_usage = shutil.disk_usage(there_already)
+    except OSError as error:
+        what = f"runs cannot be saved in {path}: {error.strerror or error}"
+        return problem("runs", what, "Set SPARKRING_HOME to a writable folder. No cell can run on ranks until then.")
+    return disk("runs", str(path), Room(disk_usage.free, disk_usage.total))
 
 
 def shared_memory(room: Room) -> Finding:

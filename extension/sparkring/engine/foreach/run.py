@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +12,7 @@ from sparkring.capture.calls import check_call, name_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, captured_call
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import ipython_names
+from sparkring.capture.syntax import parsed
 from sparkring.capture.unread_changes import changed_only
 from sparkring.capture.versions import modules_of
 from sparkring.compat import legacy_keras
@@ -115,7 +115,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
     if isinstance(spec.work, Cell):
-        lost = changed_only(ast.parse(spec.work.source), spec.work.namespace)
+        lost = changed_only(parsed(spec.work.source), spec.work.namespace)
         notices += tuple(map(describe.unread_change, lost))
     notices += tuple(preflight.notices(launches, options.framework))
     work = _for_ranks(packed, options)

@@ -454,6 +454,8 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
             os.close(fd)
         os.set_blocking(stack_r, False)
         return RankProcess(pid, ours, out_r, err_r, stack_r)
+    # Until the rank sets a handler, an interrupt ends it. Python's handler would print a traceback of this module.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.setsid()
     process.die_with_parent(member)
     ours.release()

@@ -19,8 +19,8 @@ from sparkring.wire.messages import Answer, InputEnded, InputRequested
 from sparkring.worker.rank.imports import when_imported
 
 NOBODY = (
-    "nobody can answer input() here: the notebook is executed without a user, or the front end cannot ask. "
-    "Pass the value to the cell as a variable."
+    "nobody can answer input() here: the notebook is executed without a user, the front end cannot ask, or the run is "
+    "in the background and has no live panel. Pass the value to the cell as a variable."
 )
 IN_ITEM = "an item of a run cannot call input(): pass the value to the item as a variable."
 
