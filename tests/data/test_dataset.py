@@ -120,6 +120,15 @@ def test_partitions_stand_in_the_path(tmp_path):
     assert open_dataset(tmp_path, ["year"], "city == 'Ulm'").columns == ("year",)
 
 
+def test_partitions_of_columns_with_odd_names(tmp_path):
+    """As in Spark, folders such as _day=1 are partitions, and names are decoded like values."""
+    write(tmp_path / "_day=1" / "a%3Db=x%3Dy" / "part.parquet", pa.table({"x": [1]}))
+    write(tmp_path / "_day=2" / "a%3Db=z" / "part.parquet", pa.table({"x": [2]}))
+    write(tmp_path / "_temporary" / "0" / "part.parquet", pa.table({"x": [3]}))
+    found = open_dataset(tmp_path)
+    assert [file.partitions for file in found.files] == [(("_day", 1), ("a=b", "x=y")), (("_day", 2), ("a=b", "z"))]
+
+
 @pytest.mark.parametrize(
     ("where", "rows"),
     [

@@ -266,7 +266,7 @@ class _Footer(NamedTuple):
 
 
 def _files(place: Location) -> list[_File]:
-    """Return the files at a path, sorted by name. In folders, names that begin with _ or . are left out."""
+    """Return the files at a path, sorted by name. In folders, those with _hidden() names are left out."""
     fs, path = place.fs, place.path
     try:
         if any(sign in path for sign in "*?[") and not fs.exists(path):
@@ -292,9 +292,14 @@ def _files(place: Location) -> list[_File]:
         table = next((name for folder, name in _TABLES.items() if f"/{folder}/" in f"/{below}"), None)
         if table:
             raise DataError(f"{place.written} is a {table} table: read it with Spark, and pass the DataFrame.")
-        if not any(part.startswith(("_", ".")) for part in below.split("/")):
+        if not any(map(_hidden, below.split("/"))):
             files.append(_File(str(each), below, int(info["size"] or 0)))
     return files
+
+
+def _hidden(name: str) -> bool:
+    """Return whether a file or folder of this name is not data, by Spark's rule: `_x=1` is a folder of partitions."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def _similar(place: Location) -> str:
@@ -341,7 +346,7 @@ def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]]
     The type is int64 if all values of the key are integers, otherwise string.
     """
     found = [
-        [tuple(urllib.parse.unquote(part).partition("=")[::2]) for part in path.split("/")[:-1] if "=" in part]
+        [tuple(map(urllib.parse.unquote, part.partition("=")[::2])) for part in path.split("/")[:-1] if "=" in part]
         for path in below
     ]
     values: dict[str, set[str]] = {}
