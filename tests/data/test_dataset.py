@@ -53,6 +53,8 @@ def test_the_size_in_memory_is_not_that_of_encoded_values(tmp_path):
     (group,) = open_dataset(write(tmp_path / "a.parquet", pa.table(columns))).files[0].row_groups
     assert group.size_bytes < 5_000
     assert group.stored_bytes == 50_000 * (8 + 4 + 16 + 5)
+    (group,) = open_dataset(write(tmp_path / "d.parquet", pa.table({"x.y": [7] * 50_000}))).files[0].row_groups
+    assert group.stored_bytes == 50_000 * 8
     (group,) = open_dataset(write(tmp_path / "s.parquet", pa.table({"s": ["a", "b"] * 5_000}))).files[0].row_groups
     assert 0 < group.stored_bytes < 10_000
 
@@ -318,6 +320,16 @@ def test_a_column_that_is_not_there(flights):
         open_dataset(flights, ["citty"])
     with pytest.raises(DataError, match="selects no column"):
         open_dataset(flights, [])
+
+
+def test_columns_that_cannot_be_told_apart(tmp_path):
+    """Several columns of one name are an error if they are read, and so is a file without columns."""
+    path = write(tmp_path / "a.parquet", pa.table([[1], [2], [3]], names=["x", "x", "y"]))
+    with pytest.raises(DataError, match="several columns called `x`"):
+        open_dataset(path)
+    assert open_dataset(path, ["y"]).rows == 1
+    with pytest.raises(DataError, match="it has no columns"):
+        open_dataset(write(tmp_path / "b.parquet", pa.table({"__index_level_0__": [1]})))
 
 
 def test_a_folder_that_may_not_be_read(tmp_path):

@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import functools
 import hashlib
+import itertools
 import os
 import posixpath
 import re
@@ -159,8 +160,12 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     for column in chosen:
         if column not in whole.names:
             raise DataError(f"{name} has no column `{column}`: {nearest(column, whole.names)}")
+        if whole.names.count(column) > 1:
+            raise DataError(
+                f"{name} has several columns called `{column}`: rename all but one, or choose others with columns=[…]."
+            )
     if not chosen:
-        raise DataError(f"{name}: columns=[] selects no columns.")
+        raise DataError(f"{name}: {'it has no columns' if columns is None else 'columns=[] selects no columns'}.")
     condition, words = compile_where(where, whole)
     filtered = _named_in(condition, whole) if condition is not None else set()
     reads = tuple(column for column in whole.names if column in {*chosen, *filtered})
@@ -396,7 +401,7 @@ def _check_equal(schemas: Sequence[pa.Schema], names: Sequence[str], wanted: Seq
 
 def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup, ...]:
     schema = metadata.schema
-    leaves = [at for at in range(metadata.num_columns) if schema.column(at).path.partition(".")[0] in columns]
+    leaves = [at for at in range(metadata.num_columns) if _is_within(schema.column(at).path, columns)]
     # `length` is 0 except for fixed-length byte arrays.
     widths = [_WIDTHS.get(schema.column(at).physical_type, schema.column(at).length) for at in leaves]
     found = []
@@ -411,6 +416,11 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
         )
         found.append(RowGroup(group.num_rows, size, stored, group.num_rows))
     return tuple(found)
+
+
+def _is_within(path: str, columns: Set[str]) -> bool:
+    """Return whether the path of a leaf begins with the name of one of the columns. Names may have dots, too."""
+    return any(name in columns for name in itertools.accumulate(path.split("."), "{}.{}".format))
 
 
 def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> Counter[str]:
