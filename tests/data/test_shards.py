@@ -178,6 +178,17 @@ def test_a_transform_works_on_batches(numbered):
     np.testing.assert_array_equal(np.concatenate([total for _, total in found]), np.arange(1000) * 3.0)
 
 
+def test_a_transform_may_return_text_of_any_length(numbered):
+    """NumPy's arrays of text become arrays of objects, whose type is the same in every batch."""
+    data = shards(
+        numbered,
+        50,
+        transform=lambda b: {"s": np.array(["x" * x for x in b["x"]]), "b": np.array([b"x"] * len(b["x"]))},
+    )
+    assert sorted(map(len, np.concatenate(list(data.as_numpy("s"))))) == list(range(1000))
+    assert data.spec == {"s": ((), np.dtype(object)), "b": ((), np.dtype(object))}
+
+
 def test_tensorflow_gets_static_shapes_and_all_rows(numbered):
     """Batches are dicts or tuples. Each further iteration reads the next epoch."""
     import tensorflow as tf

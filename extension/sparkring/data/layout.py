@@ -116,7 +116,9 @@ class Layout:
         found = self.transform(batch)
         if not isinstance(found, Mapping):
             raise DataError(f"transform returned a {type(found).__name__}: it must return a dict of arrays [rows, …].")
-        return {str(name): np.asarray(array) for name, array in found.items()}
+        arrays = {str(name): np.asarray(array) for name, array in found.items()}
+        # NumPy's own types of text depend on the longest value, so they can differ from batch to batch.
+        return {name: array.astype(object) if array.dtype.kind in "US" else array for name, array in arrays.items()}
 
     def _check(self, batch: Batch, rows: int, where: str) -> None:
         who = "column" if self.transform is None else "the transform's"
