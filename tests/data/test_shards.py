@@ -289,6 +289,19 @@ def test_torch_gets_the_same_batches_with_and_without_workers(numbered, workers)
     assert len(pair) == 2
 
 
+def test_torch_workers_are_forked(numbered):
+    """The classes of a loader cannot be pickled, as the default start methods of macOS and Python 3.14 require."""
+    import torch
+
+    before = torch.multiprocessing.get_start_method(allow_none=True)
+    torch.multiprocessing.set_start_method("spawn", force=True)
+    try:
+        found = list(shards(numbered, 500).as_torch("x", workers=1))
+    finally:
+        torch.multiprocessing.set_start_method(before, force=True)
+    assert sorted(torch.cat(found).tolist()) == list(range(1000))
+
+
 @pytest.fixture
 def images(tmp_path):
     """40 images of 96 kB, in two files and row groups of 8."""

@@ -65,7 +65,16 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     # is restored from checkpoints, must not depend on how often this happens, so the loader has its own generator.
     own = torch.Generator().manual_seed(data.start.seed + data.rank)
     # The items of the Reader are already whole batches, so torch must not collate them.
-    return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=own)
+    # The workers are forked even if another start method is the default, because a Reader cannot be pickled.
+    context = "fork" if workers else None
+    return Loader(
+        Reader(),
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        generator=own,
+        multiprocessing_context=context,
+    )
 
 
 def _timed(items: Iterable[Any]) -> Iterator[tuple[Any, float]]:
