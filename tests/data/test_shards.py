@@ -302,6 +302,12 @@ def test_torch_workers_are_forked(numbered):
     assert sorted(torch.cat(found).tolist()) == list(range(1000))
 
 
+def test_tensorflow_takes_empty_rows(tmp_path):
+    """Tensors without values crash TensorFlow if it unbatches them."""
+    pq.write_table(pa.table({"x": pa.array([[]] * 20, pa.list_(pa.int64()))}), tmp_path / "empty.parquet")
+    assert [batch.shape for batch in shards(tmp_path, 10).as_tf("x")] == [(10, 0)] * 2
+
+
 @pytest.fixture
 def images(tmp_path):
     """40 images of 96 kB, in two files and row groups of 8."""
