@@ -28,6 +28,7 @@ from sparkring.data.petastorm import (
     row_group_shard,
 )
 from sparkring.errors import DataError, OptionsError, PathError, RunFailed
+from sparkring.data.petastorm.plan import plan_reader
 
 ROWS = (100, 90, 10)  # the rows of three files, in row groups of at most 40
 GROUPS = (40, 40, 20, 40, 40, 10, 10)
@@ -318,6 +319,24 @@ def test_the_record_knows_what_was_read(pair, uneven):
 def test_steps_and_rows_of_a_converter(pair, uneven):
     """With a batch size, steps are batches. In endless reading, an epoch ends after as many rows as the shard has."""
     pair.notebook["converter"] = SparkDatasetConverter(
+@pytest.mark.parametrize(
+    ("options", "known"),
+    [
+        ({"workers_count": 1}, True),
+        ({"workers_count": 2}, False),
+        ({"reader_pool_type": "dummy"}, True),
+        ({"workers_count": 1, "shuffle_row_groups": True}, False),
+        ({"workers_count": 1, "seed": 0}, True),
+        ({"workers_count": 1, "seed": 0, "cur_shard": 0, "shard_count": 1}, False),
+    ],
+)
+def test_when_the_order_of_row_groups_is_known(tmp_path, options, known):
+    """Several workers do not return row groups in order, and none is returned for a row group without rows."""
+    folder = write(tmp_path / "data", (40, 0, 40))
+    plan = plan_reader("make_batch_reader", (folder,), {"shuffle_row_groups": False, **options}, None)
+    assert (plan.in_order, plan.groups) == (known, [0, 2])
+
+
         f"file://{uneven}", tuple(f"file://{path}" for path in sorted(uneven.iterdir())), 200
     )
     result = pair.cell("""
@@ -540,7 +559,9 @@ def test_data_that_cannot_be_read(tmp_path, spoil, make):
 
 
 def test_paths_that_cannot_be(uneven):
-    """A path with a host, a path with a `?`, a data set not written by Petastorm, and an unknown column are errors."""
+    """Paths that cannot be used, data that Petastorm has not written, and an unknown column are errors."""
+    with pytest.raises(DataError, match="the list of paths is empty"):
+        make_batch_reader([])
     with pytest.raises(PathError, match=r"Write dbfs:/data/x"):
         make_batch_reader("dbfs://data/x")
     with pytest.raises(PathError, match=r"Petastorm ignores the part of a path after a \? or #"):

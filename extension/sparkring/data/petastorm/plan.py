@@ -37,8 +37,18 @@ class Plan(NamedTuple):
 
     @property
     def groups(self) -> list[int]:
-        """The indexes of this shard's row groups, in the order of the files."""
-        return list(range(self.options["cur_shard"] or 0, len(self.source.rows), self.options["shard_count"] or 1))
+        """The indexes of this shard's row groups that have rows, in the order of the files."""
+        shard = range(self.options["cur_shard"] or 0, len(self.source.rows), self.options["shard_count"] or 1)
+        return [index for index in shard if self.source.rows[index]]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the reader is known to return the rows of `groups` in their order."""
+        options = self.options
+        alone = options["workers_count"] == 1 or options["reader_pool_type"] == "dummy"
+        # With a seed, Petastorm shuffles the row groups of a shard even if they are not to be shuffled.
+        seeded = options["shard_count"] and (options["seed"] is not None or options["shard_seed"])
+        return self.counted and alone and not (options["shuffle_row_groups"] or seeded)
 
     @property
     def counted(self) -> bool:
