@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -560,6 +561,15 @@ def test_data_that_cannot_be_read(tmp_path, spoil, make):
 
 def test_paths_that_cannot_be(uneven):
     """Paths that cannot be used, data that Petastorm has not written, and an unknown column are errors."""
+def test_shards_without_rows(tmp_path):
+    """An endless reader would look for a row forever."""
+    folder = write(tmp_path / "data", (40, 0, 40, 10))
+    with pytest.raises(DataError, match=r"shard 1 of 4 .* only row groups without rows"):
+        make_batch_reader(folder, cur_shard=0, shard_count=4)
+    with pytest.raises(DataError, match=r"no Parquet files that pass filters=\[\('x', '=', 1\)\]"):
+        make_batch_reader(Path(shutil.move(folder, tmp_path / "x=0")).parent, filters=[("x", "=", 1)])
+
+
     with pytest.raises(DataError, match="the list of paths is empty"):
         make_batch_reader([])
     with pytest.raises(PathError, match=r"Write dbfs:/data/x"):

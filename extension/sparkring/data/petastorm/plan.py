@@ -145,7 +145,7 @@ def _share_out(options: dict[str, Any], shard_one: bool) -> None:
 
 
 def _check_shards(plan: Plan) -> None:
-    """Raise DataError if some shard would have no row group. Warn if shards have unequal numbers of steps."""
+    """Raise DataError if some shard would have no rows. Warn if shards have unequal numbers of steps."""
     source, count = plan.source, plan.options["shard_count"]
     if len(source.rows) < count:
         smaller = max(1, sum(source.sizes_bytes) // (2 * count))
@@ -158,8 +158,15 @@ def _check_shards(plan: Plan) -> None:
     epochs = plan.options["num_epochs"]
     # Only the first rank warns, and only if the numbers of steps are known and finite.
     if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
+    shards = row_group_shard(source.rows, count)
+    if 0 in shards:  # without a limit of epochs, Petastorm would look for a row forever
+        raise DataError(
+            f"{source.name}: shard {shards.index(0)} of {count} (counted from 0) would get only row groups without "
+            "rows, because Petastorm assigns whole row groups in turn. Remove the empty files, or use "
+            "sparkring.shards, which divides rows evenly."
+        )
         return
-    steps = [math.ceil(rows * epochs / plan.batch_size) for rows in row_group_shard(source.rows, count)]
+    steps = [math.ceil(rows * epochs / plan.batch_size) for rows in shards]
     most, least = max(steps), min(steps)
     if most != least:
         last = "the last step" if most - least == 1 else f"the last {most - least} steps"
