@@ -28,8 +28,8 @@ from sparkring.data.petastorm import (
     make_spark_converter,
     row_group_shard,
 )
-from sparkring.errors import DataError, OptionsError, PathError, RunFailed
 from sparkring.data.petastorm.plan import plan_reader
+from sparkring.errors import DataError, OptionsError, PathError, RunFailed
 
 ROWS = (100, 90, 10)  # the rows of three files, in row groups of at most 40
 GROUPS = (40, 40, 20, 40, 40, 10, 10)
@@ -277,7 +277,9 @@ def test_too_few_row_groups(local, tmp_path):
     [
         ({"cur_shard": 0}, "cur_shard and shard_count must be given together"),
         ({"cur_shard": 2, "shard_count": 2}, "cur_shard=2 is out of range for shard_count=2"),
+        ({"cur_shard": 0.5, "shard_count": 2}, "cur_shard=0.5 and shard_count=2 must be whole numbers"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": "8"}, "batch_size is '8'"),
     ],
 )
 def test_arguments_that_cannot_be(uneven, options, said):
@@ -317,9 +319,6 @@ def test_the_record_knows_what_was_read(pair, uneven):
     assert len(versions) == 1
 
 
-def test_steps_and_rows_of_a_converter(pair, uneven):
-    """With a batch size, steps are batches. In endless reading, an epoch ends after as many rows as the shard has."""
-    pair.notebook["converter"] = SparkDatasetConverter(
 @pytest.mark.parametrize(
     ("options", "known"),
     [
@@ -338,6 +337,9 @@ def test_when_the_order_of_row_groups_is_known(tmp_path, options, known):
     assert (plan.in_order, plan.groups) == (known, [0, 2])
 
 
+def test_steps_and_rows_of_a_converter(pair, uneven):
+    """With a batch size, steps are batches. In endless reading, an epoch ends after as many rows as the shard has."""
+    pair.notebook["converter"] = SparkDatasetConverter(
         f"file://{uneven}", tuple(f"file://{path}" for path in sorted(uneven.iterdir())), 200
     )
     result = pair.cell("""
@@ -559,8 +561,6 @@ def test_data_that_cannot_be_read(tmp_path, spoil, make):
     assert set(threading.enumerate()) == threads
 
 
-def test_paths_that_cannot_be(uneven):
-    """Paths that cannot be used, data that Petastorm has not written, and an unknown column are errors."""
 def test_shards_without_rows(tmp_path):
     """An endless reader would look for a row forever."""
     folder = write(tmp_path / "data", (40, 0, 40, 10))
@@ -570,6 +570,8 @@ def test_shards_without_rows(tmp_path):
         make_batch_reader(Path(shutil.move(folder, tmp_path / "x=0")).parent, filters=[("x", "=", 1)])
 
 
+def test_paths_that_cannot_be(uneven):
+    """Paths that cannot be used, data that Petastorm has not written, and an unknown column are errors."""
     with pytest.raises(DataError, match="the list of paths is empty"):
         make_batch_reader([])
     with pytest.raises(PathError, match=r"Write dbfs:/data/x"):

@@ -8,6 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from sparkring.data.petastorm import transform
@@ -82,8 +83,8 @@ def plan_reader(
     transform.check(). Raise DataError, OptionsError or PathError if a check fails.
     """
     silence()
-    if batch_size is not None and batch_size < 1:
-        raise OptionsError(f"batch_size is {batch_size}; it must be at least 1.")
+    if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size >= 1):
+        raise OptionsError(f"batch_size is {batch_size!r}; it must be a whole number, at least 1.")
     options = bound(function, arguments, given)
     _share_out(options, shard_one)
     source = open_source(options, name)
@@ -138,6 +139,8 @@ def _share_out(options: dict[str, Any], shard_one: bool) -> None:
             options.update(cur_shard=here.rank, shard_count=here.size)
     elif shard is None or count is None:
         raise OptionsError("cur_shard and shard_count must be given together; to read this rank's shard, give neither.")
+    elif not (isinstance(shard, Integral) and isinstance(count, Integral)):
+        raise OptionsError(f"cur_shard={shard!r} and shard_count={count!r} must be whole numbers.")
     elif not 0 <= shard < count:
         raise OptionsError(f"cur_shard={shard} is out of range for shard_count={count}: shards are numbered from 0.")
     else:
@@ -155,9 +158,6 @@ def _check_shards(plan: Plan) -> None:
             f"(make_spark_converter(df.repartition({2 * count}), …) or parquet_row_group_size_bytes={smaller}), or use "
             "sparkring.shards, which splits row groups."
         )
-    epochs = plan.options["num_epochs"]
-    # Only the first rank warns, and only if the numbers of steps are known and finite.
-    if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
     shards = row_group_shard(source.rows, count)
     if 0 in shards:  # without a limit of epochs, Petastorm would look for a row forever
         raise DataError(
@@ -165,6 +165,9 @@ def _check_shards(plan: Plan) -> None:
             "rows, because Petastorm assigns whole row groups in turn. Remove the empty files, or use "
             "sparkring.shards, which divides rows evenly."
         )
+    epochs = plan.options["num_epochs"]
+    # Only the first rank warns, and only if the numbers of steps are known and finite.
+    if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
         return
     steps = [math.ceil(rows * epochs / plan.batch_size) for rows in shards]
     most, least = max(steps), min(steps)
