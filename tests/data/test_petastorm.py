@@ -488,7 +488,7 @@ class Deleted:
 
 
 def test_a_converter_without_a_folder(spark):
-    """If neither an argument nor a setting gives the parent folder, the error says what to write."""
+    """The error says what to write: a parent folder that Spark and Petastorm can use, and a Spark DataFrame."""
     spark.conf.unset(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF)
     with pytest.raises(OptionsError, match="parent_cache_dir_url='dbfs:/tmp/petastorm'"):
         make_spark_converter(spark.range(3))
@@ -497,6 +497,10 @@ def test_a_converter_without_a_folder(spark):
         make_spark_converter(spark.range(3))
     with pytest.raises(PathError, match=r"Write dbfs:/tmp/x"):
         make_spark_converter(spark.range(3), parent_cache_dir_url="dbfs://tmp/x")
+    with pytest.raises(PathError, match=r"/tmp/a b: Petastorm does not find .* the character ' '"):
+        make_spark_converter(spark.range(3), parent_cache_dir_url="/tmp/a b")
+    with pytest.raises(DataError, match="takes a Spark DataFrame, not a `list`"):
+        make_spark_converter([3], parent_cache_dir_url="/tmp/x")
 
 
 def test_what_a_killed_kernel_leaves(driver, tmp_path):
