@@ -261,6 +261,14 @@ def test_uneven_steps_are_told(local, uneven):
                                     "6: an allreduce in the last step hangs or fails.")  # fmt: skip
 
 
+def test_a_warning_shows_the_users_line(uneven, monkeypatch):
+    """On Spark, sparkring is imported from a zip file, and its code has other file names than its modules."""
+    monkeypatch.setattr("sparkring.data.petastorm.plan.__file__", "/tmp/sparkring.zip/sparkring/data/petastorm/plan.py")
+    with pytest.warns(UserWarning, match="rank 0 gets 7 steps") as told:
+        plan_reader("make_batch_reader", (uneven,), {"cur_shard": 0, "shard_count": 2}, 16)
+    assert __file__ in [each.filename for each in told]
+
+
 def test_too_few_row_groups(local, tmp_path):
     """With more ranks than row groups, the error gives both numbers and says what to do, before a worker starts."""
     folder = write(tmp_path / "few", (30,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import os
@@ -185,7 +184,9 @@ def _level_of_user() -> int:
     """Return the `stacklevel` with which warnings.warn() shows the line that called this package."""
     level, frame = 1, inspect.currentframe()
     frame = frame.f_back if frame else None
-    ours = (os.path.dirname(__file__), contextlib.__file__)
-    while frame is not None and frame.f_code.co_filename.startswith(ours):
+    # File names do not tell: on Spark, sparkring is imported from a zip file, and its code has relative file names.
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(
+        ("sparkring.data.petastorm", "contextlib")
+    ):
         level, frame = level + 1, frame.f_back
     return level
