@@ -677,9 +677,13 @@ def test_a_wrong_argument_is_told_where_it_is_given(numbered, options, told):
 
 
 def test_what_is_no_source_is_told():
-    """If the source is neither a path nor a DataFrame, the error names its type."""
+    """If the source is neither a path nor a Spark DataFrame, the error names its type, with the module."""
     with pytest.raises(DataError, match="not a `int`"):
         shards(5)
+    import pandas
+
+    with pytest.raises(DataError, match=r"a path or a Spark DataFrame, not a `pandas\.core\.frame\.DataFrame`"):
+        shards(pandas.DataFrame({"x": [1]}))
 
 
 def test_fewer_rows_than_the_ranks_batches_need(numbered):

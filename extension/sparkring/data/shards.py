@@ -580,5 +580,7 @@ def _open(
         kinds = {name: kind for name, kind in nested_types(source).items() if name in found.columns}
         return replace(found, name=name_of(found.columns), spark=kinds)
     if not isinstance(source, str | os.PathLike | Sequence):
-        raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type(source).__name__}`.")
+        from sparkring.capture.picklability import type_name
+
+        raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type_name(source)}`.")
     return open_dataset(source, names, where)

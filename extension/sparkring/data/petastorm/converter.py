@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sparkring.capture.picklability import type_name
 from sparkring.data.folders import has_ended, read_json, this_process, write_json
 from sparkring.data.petastorm.plan import Path, Plan, plan_reader
 from sparkring.data.petastorm.quiet import silence
@@ -41,7 +42,7 @@ def make_spark_converter(
     """
     silence()
     if not hasattr(df, "sparkSession"):
-        raise DataError(f"make_spark_converter takes a Spark DataFrame, not a `{type(df).__name__}`.")
+        raise DataError(f"make_spark_converter takes a Spark DataFrame, not a `{type_name(df)}`.")
     from petastorm.spark import make_spark_converter as real
 
     settings = df.sparkSession.conf
