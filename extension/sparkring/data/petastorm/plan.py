@@ -82,7 +82,7 @@ def plan_reader(
     transform.check(). Raise DataError, OptionsError or PathError if a check fails.
     """
     silence()
-    if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size >= 1):
+    if batch_size is not None and not (_is_whole(batch_size) and batch_size >= 1):
         raise OptionsError(f"batch_size is {batch_size!r}; it must be a whole number, at least 1.")
     options = bound(function, arguments, given)
     _share_out(options, shard_one)
@@ -138,12 +138,16 @@ def _share_out(options: dict[str, Any], shard_one: bool) -> None:
             options.update(cur_shard=here.rank, shard_count=here.size)
     elif shard is None or count is None:
         raise OptionsError("cur_shard and shard_count must be given together; to read this rank's shard, give neither.")
-    elif not (isinstance(shard, Integral) and isinstance(count, Integral)):
+    elif not (_is_whole(shard) and _is_whole(count)):
         raise OptionsError(f"cur_shard={shard!r} and shard_count={count!r} must be whole numbers.")
     elif not 0 <= shard < count:
         raise OptionsError(f"cur_shard={shard} is out of range for shard_count={count}: shards are numbered from 0.")
     else:
         options.update(cur_shard=int(shard), shard_count=int(count))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral)  # NumPy's integers, too
 
 
 def _check_shards(plan: Plan) -> None:
