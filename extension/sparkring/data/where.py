@@ -6,6 +6,7 @@ import ast
 import decimal
 import difflib
 import functools
+import math
 import operator
 import re
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ _COMPARED: dict[type[ast.cmpop], Any] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]]
+_MIRRORED = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}  # 3 < x is x > 3
 
 
 def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None, str]:
@@ -124,6 +127,10 @@ class _Reader:
             # A number that is still of another type equals none of the column's values, which cannot hold it.
             found = pc.field(column).isin(pa.array([each.as_py() for each in values if each.type == kind], kind))
             return ~found if isinstance(op, ast.NotIn) else found
+        number = _number_of(right if isinstance(left, ast.Name) else left)
+        if pa.types.is_integer(_plain(kind)) and number is not None:
+            compared = type(op) if isinstance(left, ast.Name) else _MIRRORED.get(type(op), type(op))
+            return _integers(pc.field(column), compared, number, _plain(kind))
         return _COMPARED[type(op)](self._side(left, kind, column), self._side(right, kind, column))
 
     def _side(self, node: ast.expr, kind: pa.DataType, column: str) -> pc.Expression:
@@ -158,6 +165,34 @@ class _Reader:
         return self._schema.field(name)
 
 
+def _number_of(node: ast.expr) -> int | float | None:
+    """Return the number that a node stands for, or None if it is not a number."""
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _integers(column: pc.Expression, op: type[ast.cmpop], number: float, kind: pa.DataType) -> pc.Expression:
+    """Return the comparison of a column of integers with a number, as one with an integer of the column's type.
+
+    If the type cannot hold the number, Arrow would convert the column to another type, which may not hold its values.
+    """
+    bits, signed = kind.bit_width, pa.types.is_signed_integer(kind)
+    least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    if least <= number <= most and number == int(number):
+        return _COMPARED[op](column, pc.scalar(pa.scalar(int(number), kind)))
+    never, always = column < pc.scalar(pa.scalar(least, kind)), column >= pc.scalar(pa.scalar(least, kind))
+    if op in (ast.Eq, ast.NotEq):
+        return never if op is ast.Eq else always
+    upwards = op in (ast.Gt, ast.GtE)
+    if not least < number < most:
+        return always if upwards == (number <= least) else never
+    below = pc.scalar(pa.scalar(math.floor(number), kind))
+    return column > below if upwards else column <= below
+
+
 def _plain(kind: pa.DataType) -> pa.DataType:
     """Return the type of a column's values."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -173,6 +208,8 @@ def _number(value: float, kind: pa.DataType) -> pa.Scalar:
             return pa.scalar(decimal.Decimal(repr(value)), kind)
         except pa.ArrowInvalid:
             return pa.scalar(float(value))  # Arrow compares decimals of different scales incorrectly
+    if pa.types.is_floating(kind):
+        value = float(value)  # Arrow does not compare floats with integers above 2^53
     # By default, integers become int64, which does not hold the largest ones.
     found = pa.scalar(value, kind if isinstance(value, int) and value >= 2**63 else None)
     try:
