@@ -657,6 +657,7 @@ def test_it_says_what_it_is(numbered):
         ({"shuffle": -3}, "shuffle=-3"),
         ({"shuffle": "yes"}, "shuffle='yes'"),
         ({"prefetch": 0}, "prefetch=0"),
+        ({"dtype": "flaot32"}, "dtype='flaot32' is not a NumPy dtype"),
         ({"rank": 1}, "give both"),
         ({"rank": 2, "size": 2}, "rank from 0 to size - 1"),
         ({"columns": "x"}, r"write columns=\['x'\]"),

@@ -195,6 +195,14 @@ def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str, dty
     return np.concatenate(parts, axis=1, out=np.empty(shape, common), casting="same_kind")
 
 
+def dtype_of(dtype: Any) -> np.dtype[Any] | None:
+    """Return the user's option `dtype` as a NumPy dtype, or None if it is not given. Raise DataError if it is none."""
+    try:
+        return None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        raise DataError(f"dtype={dtype!r} is not a NumPy dtype: write, for example, dtype='float32'.") from None
+
+
 def making_of(
     fill: Mapping[str, Any] | None, raw: Mapping[str, Any] | None, names: Sequence[str], called: str
 ) -> Making:

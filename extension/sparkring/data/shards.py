@@ -14,7 +14,7 @@ import pyarrow as pa
 from sparkring.data import plan as planning
 from sparkring.data.columns import changes_with_nulls, has_nulls, holds_nulls
 from sparkring.data.dataset import Dataset, Source, having_nulls, open_dataset
-from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, groups_of, making_of
+from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, dtype_of, groups_of, making_of
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
 from sparkring.data.progress import Progress, Route
 from sparkring.data.reader import Ahead, Window, first_rows, windows
@@ -134,7 +134,7 @@ def shards(
     making = making_of(fill, raw, dataset.columns, "columns to be read")
     depends = [each.name for each in dataset.schema if changes_with_nulls(each.type) and each.name not in making.fill]
     making = replace(making, nulls=having_nulls(dataset, depends), spark=dataset.spark)
-    layout = Layout(dataset.name, groups, making, None if dtype is None else np.dtype(dtype), transform)
+    layout = Layout(dataset.name, groups, making, dtype_of(dtype), transform)
     window = _window(shuffle, batch_size, dataset)
     return Shards(dataset, batch_size, layout, window, remainder, prefetch, seat, Position(seed=seed))
 
