@@ -674,6 +674,7 @@ def test_it_says_what_it_is(numbered):
 def test_a_wrong_argument_is_told_where_it_is_given(numbered, options, told):
     """The error is raised in the notebook, before any launch."""
     with pytest.raises(DataError, match=told):
+        ({"where": [("z", ">", 3)]}, r"the filter \(z > 3\) cannot be computed: No match for FieldRef\.Name\(z\)"),
         shards(numbered, **options)
 
 

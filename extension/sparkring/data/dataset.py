@@ -449,6 +449,10 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
     Arrow does not list them. So the filter is applied to empty tables that each lack one column. If the filter fails on
     a table, it reads the column that the table lacks.
     """
+    try:
+        schema.empty_table().filter(condition)
+    except (pa.ArrowException, KeyError) as error:
+        raise DataError(f"the filter {condition} cannot be computed: {' '.join(str(error).split())}.") from None
     found = set()
     for name in schema.names:
         rest = pa.schema([field for field in schema if field.name != name]).empty_table()
