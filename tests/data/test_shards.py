@@ -284,6 +284,8 @@ def test_torch_gets_the_same_batches_with_and_without_workers(numbered, workers)
     assert list(found[0]["v"].shape) == [30, 3]
     assert found[0]["s"] == [f"row {x}" for x in wanted[0]]
     assert data.epoch == 2
+    with pytest.raises(DataError, match="workers='2': expected a number of processes"):
+        data.as_torch(workers="2")
     pair = next(iter(shards(numbered, 10).as_torch("x", "v")))
     assert isinstance(pair, tuple)
     assert len(pair) == 2
@@ -660,8 +662,11 @@ def test_it_says_what_it_is(numbered):
         ({"dtype": "flaot32"}, "dtype='flaot32' is not a NumPy dtype"),
         ({"rank": 1}, "give both"),
         ({"rank": 2, "size": 2}, "rank from 0 to size - 1"),
+        ({"rank": "0", "size": 2}, "rank='0', size=2: give both"),
         ({"columns": "x"}, r"write columns=\['x'\]"),
         ({"columns": ["z"]}, "no column `z`"),
+        ({"columns": 3}, "columns=3: expected names of columns"),
+        ({"columns": {"a": ["x", 3]}}, "expected names of columns"),
         ({"columns": {"a": []}}, "`a` has no columns"),
         ({"fill": {"z": 0}}, "fill names `z`"),
         ({"raw": {"z": ("u1", (3,))}}, "raw names `z`"),
@@ -669,19 +674,20 @@ def test_it_says_what_it_is(numbered):
         ({"raw": {"x": ("uint8", (0,))}}, "expected a dtype and a shape"),
         ({"raw": {"x": ("nonsense", (3,))}}, "expected a dtype and a shape"),
         ({"where": "z > 3"}, "the column `z`, which does not exist"),
+        ({"where": [("z", ">", 3)]}, r"the filter \(z > 3\) cannot be computed: No match for FieldRef\.Name\(z\)"),
     ],
 )
 def test_a_wrong_argument_is_told_where_it_is_given(numbered, options, told):
     """The error is raised in the notebook, before any launch."""
     with pytest.raises(DataError, match=told):
-        ({"where": [("z", ">", 3)]}, r"the filter \(z > 3\) cannot be computed: No match for FieldRef\.Name\(z\)"),
         shards(numbered, **options)
 
 
 def test_what_is_no_source_is_told():
     """If the source is neither a path nor a Spark DataFrame, the error names its type, with the module."""
-    with pytest.raises(DataError, match="not a `int`"):
-        shards(5)
+    for source, kind in ((5, "int"), (b"/data", "bytes"), (["/data", None], "NoneType")):
+        with pytest.raises(DataError, match=f"not a `{kind}`"):
+            shards(source)
     import pandas
 
     with pytest.raises(DataError, match=r"a path or a Spark DataFrame, not a `pandas\.core\.frame\.DataFrame`"):

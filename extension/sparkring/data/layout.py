@@ -146,13 +146,18 @@ def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tup
         return None
     if isinstance(columns, str):
         raise DataError(f"{option}={columns!r} is a string: write {option}=[{columns!r}].")
-    if isinstance(columns, Mapping):
-        found = {name: (each,) if isinstance(each, str) else tuple(each) for name, each in columns.items()}
-        empty = next((name for name, members in found.items() if not members), None)
-        if empty is not None:
-            raise DataError(f"{option}: `{empty}` has no columns.")
-        return found
-    return {name: (name,) for name in columns}
+    try:
+        named = columns if isinstance(columns, Mapping) else {name: name for name in columns}
+        found = {name: (each,) if isinstance(each, str) else tuple(each) for name, each in named.items()}
+        wrong = any(not isinstance(member, str) for members in found.values() for member in members)
+    except TypeError:
+        wrong = True
+    if wrong:
+        raise DataError(f"{option}={columns!r}: expected names of columns, as in {option}=['x', 'y'].")
+    empty = next((name for name, members in found.items() if not members), None)
+    if empty is not None:
+        raise DataError(f"{option}: `{empty}` has no columns.")
+    return found
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -299,6 +299,7 @@ class Shards:
         no tensor can hold (decimals, rows, maps, None) raises DataError. `workers` is the number of processes that read
         and transform rows; each process takes one buffer at a time.
         """
+        workers = _whole("workers", workers, 0, "a number of processes (with 0, the rank itself reads)")
         from sparkring.data.torch_dataset import as_torch
 
         return as_torch(self, names, workers)
@@ -579,8 +580,9 @@ def _open(
         found = open_dataset(materialise(source, cache=cache, say=tell).location.written, names, where)
         kinds = {name: kind for name, kind in nested_types(source).items() if name in found.columns}
         return replace(found, name=name_of(found.columns), spark=kinds)
-    if not isinstance(source, str | os.PathLike | Sequence):
-        from sparkring.capture.picklability import type_name
+    for each in [source] if isinstance(source, str | bytes) or not isinstance(source, Sequence) else source:
+        if not isinstance(each, str | os.PathLike):
+            from sparkring.capture.picklability import type_name
 
-        raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type_name(source)}`.")
+            raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type_name(each)}`.")
     return open_dataset(source, names, where)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkring.data.tensors import as_int64, check_values
-from sparkring.errors import DataError
 
 if TYPE_CHECKING:
     from sparkring.data.shards import Shards
@@ -21,10 +20,6 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     """Implement Shards.as_torch()."""
     import torch
 
-    if workers < 0:
-        raise DataError(
-            f"workers={workers}: expected a number of processes, at least 0; with 0, the rank itself reads the rows."
-        )
     wanted, take = data.tensors(names), data.taking(names)
     size = data.batch_size
 
