@@ -690,7 +690,7 @@ def test_what_is_no_source_is_told():
             shards(source)
     import pandas
 
-    with pytest.raises(DataError, match=r"a path or a Spark DataFrame, not a `pandas\.core\.frame\.DataFrame`"):
+    with pytest.raises(DataError, match=r"a path or a Spark DataFrame, not a `pandas\.(core\.frame\.)?DataFrame`"):
         shards(pandas.DataFrame({"x": [1]}))
 
 
