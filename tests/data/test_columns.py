@@ -127,8 +127,14 @@ def test_nulls_change_a_dtype_where_it_was_decided_before():
     np.testing.assert_array_equal(converted(["a", None], fill={"c": ""}), np.array(["a", ""], object))
     np.testing.assert_array_equal(converted([[1.0, 2.0], None], fill={"c": [0.0, 0.0]}), [[1, 2], [0, 0]])
     assert np.isnan(converted([1.0, float("nan")])[1])
-    with pytest.raises(DataError, match="column `c` is int64"):
-        converted([1, None], fill={"c": "x"})
+    for value in ("x", 2.5, 2**64, None):
+        with pytest.raises(DataError, match="column `c` is int64, which cannot hold this value"):
+            converted([1, None], fill={"c": value})
+    with pytest.raises(DataError, match="column `c` is uint64"):
+        converted([1, None], pa.uint64(), fill={"c": -1})
+    np.testing.assert_array_equal(converted([1, None], fill={"c": 2.0}), [1, 2])
+    day = np.datetime64("2026-01-31")
+    assert converted([None], pa.timestamp("us"), fill={"c": day}) == [day]
 
 
 def test_decimals_become_floats_where_these_are_asked_for():

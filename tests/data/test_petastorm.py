@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from sparkring.data.petastorm import (
     make_spark_converter,
     row_group_shard,
 )
+from sparkring.data.petastorm.plan import plan_reader
 from sparkring.errors import DataError, OptionsError, PathError, RunFailed
 
 ROWS = (100, 90, 10)  # the rows of three files, in row groups of at most 40
@@ -259,6 +261,14 @@ def test_uneven_steps_are_told(local, uneven):
                                     "6: an allreduce in the last step hangs or fails.")  # fmt: skip
 
 
+def test_a_warning_shows_the_users_line(uneven, monkeypatch):
+    """On Spark, sparkring is imported from a zip file, and its code has other file names than its modules."""
+    monkeypatch.setattr("sparkring.data.petastorm.plan.__file__", "/tmp/sparkring.zip/sparkring/data/petastorm/plan.py")
+    with pytest.warns(UserWarning, match="rank 0 gets 7 steps") as told:
+        plan_reader("make_batch_reader", (uneven,), {"cur_shard": 0, "shard_count": 2}, 16)
+    assert __file__ in [each.filename for each in told]
+
+
 def test_too_few_row_groups(local, tmp_path):
     """With more ranks than row groups, the error gives both numbers and says what to do, before a worker starts."""
     folder = write(tmp_path / "few", (30,))
@@ -275,7 +285,9 @@ def test_too_few_row_groups(local, tmp_path):
     [
         ({"cur_shard": 0}, "cur_shard and shard_count must be given together"),
         ({"cur_shard": 2, "shard_count": 2}, "cur_shard=2 is out of range for shard_count=2"),
+        ({"cur_shard": 0.5, "shard_count": 2}, "cur_shard=0.5 and shard_count=2 must be whole numbers"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": "8"}, "batch_size is '8'"),
     ],
 )
 def test_arguments_that_cannot_be(uneven, options, said):
@@ -313,6 +325,24 @@ def test_the_record_knows_what_was_read(pair, uneven):
     assert places == ["part-2.parquet, row group 1 of 1", "part-1.parquet, row group 3 of 3"]
     versions = {rank.readings[0].opened.version for rank in result.record.ranks}
     assert len(versions) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "known"),
+    [
+        ({"workers_count": 1}, True),
+        ({"workers_count": 2}, False),
+        ({"reader_pool_type": "dummy"}, True),
+        ({"workers_count": 1, "shuffle_row_groups": True}, False),
+        ({"workers_count": 1, "seed": 0}, True),
+        ({"workers_count": 1, "seed": 0, "cur_shard": 0, "shard_count": 1}, False),
+    ],
+)
+def test_when_the_order_of_row_groups_is_known(tmp_path, options, known):
+    """Several workers do not return row groups in order, and none is returned for a row group without rows."""
+    folder = write(tmp_path / "data", (40, 0, 40))
+    plan = plan_reader("make_batch_reader", (folder,), {"shuffle_row_groups": False, **options}, None)
+    assert (plan.in_order, plan.groups) == (known, [0, 2])
 
 
 def test_steps_and_rows_of_a_converter(pair, uneven):
@@ -466,7 +496,7 @@ class Deleted:
 
 
 def test_a_converter_without_a_folder(spark):
-    """If neither an argument nor a setting gives the parent folder, the error says what to write."""
+    """The error says what to write: a parent folder that Spark and Petastorm can use, and a Spark DataFrame."""
     spark.conf.unset(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF)
     with pytest.raises(OptionsError, match="parent_cache_dir_url='dbfs:/tmp/petastorm'"):
         make_spark_converter(spark.range(3))
@@ -475,6 +505,10 @@ def test_a_converter_without_a_folder(spark):
         make_spark_converter(spark.range(3))
     with pytest.raises(PathError, match=r"Write dbfs:/tmp/x"):
         make_spark_converter(spark.range(3), parent_cache_dir_url="dbfs://tmp/x")
+    with pytest.raises(PathError, match=r"/tmp/a b: Petastorm does not find .* the character ' '"):
+        make_spark_converter(spark.range(3), parent_cache_dir_url="/tmp/a b")
+    with pytest.raises(DataError, match="takes a Spark DataFrame, not a `list`"):
+        make_spark_converter([3], parent_cache_dir_url="/tmp/x")
 
 
 def test_what_a_killed_kernel_leaves(driver, tmp_path):
@@ -539,8 +573,19 @@ def test_data_that_cannot_be_read(tmp_path, spoil, make):
     assert set(threading.enumerate()) == threads
 
 
+def test_shards_without_rows(tmp_path):
+    """An endless reader would look for a row forever."""
+    folder = write(tmp_path / "data", (40, 0, 40, 10))
+    with pytest.raises(DataError, match=r"shard 1 of 4 .* only row groups without rows"):
+        make_batch_reader(folder, cur_shard=0, shard_count=4)
+    with pytest.raises(DataError, match=r"no Parquet files that pass filters=\[\('x', '=', 1\)\]"):
+        make_batch_reader(Path(shutil.move(folder, tmp_path / "x=0")).parent, filters=[("x", "=", 1)])
+
+
 def test_paths_that_cannot_be(uneven):
-    """A path with a host, a path with a `?`, a data set not written by Petastorm, and an unknown column are errors."""
+    """Paths that cannot be used, data that Petastorm has not written, and an unknown column are errors."""
+    with pytest.raises(DataError, match="the list of paths is empty"):
+        make_batch_reader([])
     with pytest.raises(PathError, match=r"Write dbfs:/data/x"):
         make_batch_reader("dbfs://data/x")
     with pytest.raises(PathError, match=r"Petastorm ignores the part of a path after a \? or #"):

@@ -178,6 +178,17 @@ def test_a_transform_works_on_batches(numbered):
     np.testing.assert_array_equal(np.concatenate([total for _, total in found]), np.arange(1000) * 3.0)
 
 
+def test_a_transform_may_return_text_of_any_length(numbered):
+    """NumPy's arrays of text become arrays of objects, whose type is the same in every batch."""
+    data = shards(
+        numbered,
+        50,
+        transform=lambda b: {"s": np.array(["x" * x for x in b["x"]]), "b": np.array([b"x"] * len(b["x"]))},
+    )
+    assert sorted(map(len, np.concatenate(list(data.as_numpy("s"))))) == list(range(1000))
+    assert data.spec == {"s": ((), np.dtype(object)), "b": ((), np.dtype(object))}
+
+
 def test_tensorflow_gets_static_shapes_and_all_rows(numbered):
     """Batches are dicts or tuples. Each further iteration reads the next epoch."""
     import tensorflow as tf
@@ -273,9 +284,30 @@ def test_torch_gets_the_same_batches_with_and_without_workers(numbered, workers)
     assert list(found[0]["v"].shape) == [30, 3]
     assert found[0]["s"] == [f"row {x}" for x in wanted[0]]
     assert data.epoch == 2
+    with pytest.raises(DataError, match="workers='2': expected a number of processes"):
+        data.as_torch(workers="2")
     pair = next(iter(shards(numbered, 10).as_torch("x", "v")))
     assert isinstance(pair, tuple)
     assert len(pair) == 2
+
+
+def test_torch_workers_are_forked(numbered):
+    """The classes of a loader cannot be pickled, as the default start methods of macOS and Python 3.14 require."""
+    import torch
+
+    before = torch.multiprocessing.get_start_method(allow_none=True)
+    torch.multiprocessing.set_start_method("spawn", force=True)
+    try:
+        found = list(shards(numbered, 500).as_torch("x", workers=1))
+    finally:
+        torch.multiprocessing.set_start_method(before, force=True)
+    assert sorted(torch.cat(found).tolist()) == list(range(1000))
+
+
+def test_tensorflow_takes_empty_rows(tmp_path):
+    """Tensors without values crash TensorFlow if it unbatches them."""
+    pq.write_table(pa.table({"x": pa.array([[]] * 20, pa.list_(pa.int64()))}), tmp_path / "empty.parquet")
+    assert [batch.shape for batch in shards(tmp_path, 10).as_tf("x")] == [(10, 0)] * 2
 
 
 @pytest.fixture
@@ -627,10 +659,14 @@ def test_it_says_what_it_is(numbered):
         ({"shuffle": -3}, "shuffle=-3"),
         ({"shuffle": "yes"}, "shuffle='yes'"),
         ({"prefetch": 0}, "prefetch=0"),
+        ({"dtype": "flaot32"}, "dtype='flaot32' is not a NumPy dtype"),
         ({"rank": 1}, "give both"),
         ({"rank": 2, "size": 2}, "rank from 0 to size - 1"),
+        ({"rank": "0", "size": 2}, "rank='0', size=2: give both"),
         ({"columns": "x"}, r"write columns=\['x'\]"),
         ({"columns": ["z"]}, "no column `z`"),
+        ({"columns": 3}, "columns=3: expected names of columns"),
+        ({"columns": {"a": ["x", 3]}}, "expected names of columns"),
         ({"columns": {"a": []}}, "`a` has no columns"),
         ({"fill": {"z": 0}}, "fill names `z`"),
         ({"raw": {"z": ("u1", (3,))}}, "raw names `z`"),
@@ -638,6 +674,7 @@ def test_it_says_what_it_is(numbered):
         ({"raw": {"x": ("uint8", (0,))}}, "expected a dtype and a shape"),
         ({"raw": {"x": ("nonsense", (3,))}}, "expected a dtype and a shape"),
         ({"where": "z > 3"}, "the column `z`, which does not exist"),
+        ({"where": [("z", ">", 3)]}, r"the filter \(z > 3\) cannot be computed: No match for FieldRef\.Name\(z\)"),
     ],
 )
 def test_a_wrong_argument_is_told_where_it_is_given(numbered, options, told):
@@ -647,9 +684,14 @@ def test_a_wrong_argument_is_told_where_it_is_given(numbered, options, told):
 
 
 def test_what_is_no_source_is_told():
-    """If the source is neither a path nor a DataFrame, the error names its type."""
-    with pytest.raises(DataError, match="not a `int`"):
-        shards(5)
+    """If the source is neither a path nor a Spark DataFrame, the error names its type, with the module."""
+    for source, kind in ((5, "int"), (b"/data", "bytes"), (["/data", None], "NoneType")):
+        with pytest.raises(DataError, match=f"not a `{kind}`"):
+            shards(source)
+    import pandas
+
+    with pytest.raises(DataError, match=r"a path or a Spark DataFrame, not a `pandas\.(core\.frame\.)?DataFrame`"):
+        shards(pandas.DataFrame({"x": [1]}))
 
 
 def test_fewer_rows_than_the_ranks_batches_need(numbered):

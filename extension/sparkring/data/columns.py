@@ -109,16 +109,21 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
         array = array.dictionary_decode()
     if not array.null_count or name not in fill:
         return array
+    value, kind = fill[name], array.type
     try:
-        return pc.fill_null(array, pa.scalar(fill[name], array.type))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
-        pass
-    # Arrow cannot fill null lists, so they are replaced in Python.
-    try:
-        return pa.array([fill[name] if value is None else value for value in array.to_pylist()], array.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError):
+        # With a type, pa.scalar() would cut off fractions, and refuse NumPy's times.
+        cast = isinstance(value, float | np.generic)
+        scalar = pa.array(np.array([value])).cast(kind)[0] if cast else pa.scalar(value, kind)
+        if not scalar.is_valid:
+            raise ValueError
+        try:
+            return pc.fill_null(array, scalar)
+        except pa.ArrowNotImplementedError:  # Arrow cannot fill null lists, so they are replaced in Python
+            found = scalar.as_py()
+            return pa.array([found if each is None else each for each in array.to_pylist()], kind)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
         raise DataError(
-            f"fill={{'{name}': {fill[name]!r}}}: column `{name}` is {array.type}, which cannot hold this value."
+            f"fill={{'{name}': {value!r}}}: column `{name}` is {kind}, which cannot hold this value."
         ) from None
 
 

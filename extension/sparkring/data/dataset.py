@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import functools
 import hashlib
+import itertools
 import os
 import posixpath
 import re
@@ -159,8 +160,12 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     for column in chosen:
         if column not in whole.names:
             raise DataError(f"{name} has no column `{column}`: {nearest(column, whole.names)}")
+        if whole.names.count(column) > 1:
+            raise DataError(
+                f"{name} has several columns called `{column}`: rename all but one, or choose others with columns=[…]."
+            )
     if not chosen:
-        raise DataError(f"{name}: columns=[] selects no columns.")
+        raise DataError(f"{name}: {'it has no columns' if columns is None else 'columns=[] selects no columns'}.")
     condition, words = compile_where(where, whole)
     filtered = _named_in(condition, whole) if condition is not None else set()
     reads = tuple(column for column in whole.names if column in {*chosen, *filtered})
@@ -266,7 +271,7 @@ class _Footer(NamedTuple):
 
 
 def _files(place: Location) -> list[_File]:
-    """Return the files at a path, sorted by name. In folders, names that begin with _ or . are left out."""
+    """Return the files at a path, sorted by name. In folders, those with _hidden() names are left out."""
     fs, path = place.fs, place.path
     try:
         if any(sign in path for sign in "*?[") and not fs.exists(path):
@@ -292,9 +297,14 @@ def _files(place: Location) -> list[_File]:
         table = next((name for folder, name in _TABLES.items() if f"/{folder}/" in f"/{below}"), None)
         if table:
             raise DataError(f"{place.written} is a {table} table: read it with Spark, and pass the DataFrame.")
-        if not any(part.startswith(("_", ".")) for part in below.split("/")):
+        if not any(map(_hidden, below.split("/"))):
             files.append(_File(str(each), below, int(info["size"] or 0)))
     return files
+
+
+def _hidden(name: str) -> bool:
+    """Return whether a file or folder of this name is not data, by Spark's rule: `_x=1` is a folder of partitions."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def _similar(place: Location) -> str:
@@ -341,7 +351,7 @@ def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]]
     The type is int64 if all values of the key are integers, otherwise string.
     """
     found = [
-        [tuple(urllib.parse.unquote(part).partition("=")[::2]) for part in path.split("/")[:-1] if "=" in part]
+        [tuple(map(urllib.parse.unquote, part.partition("=")[::2])) for part in path.split("/")[:-1] if "=" in part]
         for path in below
     ]
     values: dict[str, set[str]] = {}
@@ -391,7 +401,7 @@ def _check_equal(schemas: Sequence[pa.Schema], names: Sequence[str], wanted: Seq
 
 def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup, ...]:
     schema = metadata.schema
-    leaves = [at for at in range(metadata.num_columns) if schema.column(at).path.partition(".")[0] in columns]
+    leaves = [at for at in range(metadata.num_columns) if _is_within(schema.column(at).path, columns)]
     # `length` is 0 except for fixed-length byte arrays.
     widths = [_WIDTHS.get(schema.column(at).physical_type, schema.column(at).length) for at in leaves]
     found = []
@@ -406,6 +416,11 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
         )
         found.append(RowGroup(group.num_rows, size, stored, group.num_rows))
     return tuple(found)
+
+
+def _is_within(path: str, columns: Set[str]) -> bool:
+    """Return whether the path of a leaf begins with the name of one of the columns. Names may have dots, too."""
+    return any(name in columns for name in itertools.accumulate(path.split("."), "{}.{}".format))
 
 
 def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> Counter[str]:
@@ -434,6 +449,10 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
     Arrow does not list them. So the filter is applied to empty tables that each lack one column. If the filter fails on
     a table, it reads the column that the table lacks.
     """
+    try:
+        schema.empty_table().filter(condition)
+    except (pa.ArrowException, KeyError) as error:
+        raise DataError(f"the filter {condition} cannot be computed: {' '.join(str(error).split())}.") from None
     found = set()
     for name in schema.names:
         rest = pa.schema([field for field in schema if field.name != name]).empty_table()

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from sparkring.capture.picklability import type_name
 from sparkring.cluster.partitions import arrow_schema, cast_it
 from sparkring.data.where import nearest
 from sparkring.errors import DataError
@@ -51,7 +52,7 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
     """
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(frame).__mro__}
     if ("pyspark", "DataFrame") not in roots:
-        raise DataError(f"{called} is a `{type(frame).__name__}`, not a Spark DataFrame.")
+        raise DataError(f"{called} is a `{type_name(frame)}`, not a Spark DataFrame.")
     session: SparkSession = frame.sparkSession
     if getattr(session, "_sc", None) is None:
         raise DataError(

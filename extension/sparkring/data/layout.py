@@ -116,7 +116,9 @@ class Layout:
         found = self.transform(batch)
         if not isinstance(found, Mapping):
             raise DataError(f"transform returned a {type(found).__name__}: it must return a dict of arrays [rows, …].")
-        return {str(name): np.asarray(array) for name, array in found.items()}
+        arrays = {str(name): np.asarray(array) for name, array in found.items()}
+        # NumPy's own types of text depend on the longest value, so they can differ from batch to batch.
+        return {name: array.astype(object) if array.dtype.kind in "US" else array for name, array in arrays.items()}
 
     def _check(self, batch: Batch, rows: int, where: str) -> None:
         who = "column" if self.transform is None else "the transform's"
@@ -144,13 +146,18 @@ def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tup
         return None
     if isinstance(columns, str):
         raise DataError(f"{option}={columns!r} is a string: write {option}=[{columns!r}].")
-    if isinstance(columns, Mapping):
-        found = {name: (each,) if isinstance(each, str) else tuple(each) for name, each in columns.items()}
-        empty = next((name for name, members in found.items() if not members), None)
-        if empty is not None:
-            raise DataError(f"{option}: `{empty}` has no columns.")
-        return found
-    return {name: (name,) for name in columns}
+    try:
+        named = columns if isinstance(columns, Mapping) else {name: name for name in columns}
+        found = {name: (each,) if isinstance(each, str) else tuple(each) for name, each in named.items()}
+        wrong = any(not isinstance(member, str) for members in found.values() for member in members)
+    except TypeError:
+        wrong = True
+    if wrong:
+        raise DataError(f"{option}={columns!r}: expected names of columns, as in {option}=['x', 'y'].")
+    empty = next((name for name, members in found.items() if not members), None)
+    if empty is not None:
+        raise DataError(f"{option}: `{empty}` has no columns.")
+    return found
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -191,6 +198,14 @@ def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str, dty
         common = dtype  # large integers beside float32 would otherwise make the array float64
     # Without `out`, NumPy could return an array in column-major order.
     return np.concatenate(parts, axis=1, out=np.empty(shape, common), casting="same_kind")
+
+
+def dtype_of(dtype: Any) -> np.dtype[Any] | None:
+    """Return the user's option `dtype` as a NumPy dtype, or None if it is not given. Raise DataError if it is none."""
+    try:
+        return None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        raise DataError(f"dtype={dtype!r} is not a NumPy dtype: write, for example, dtype='float32'.") from None
 
 
 def making_of(

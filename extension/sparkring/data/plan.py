@@ -81,7 +81,8 @@ def seat(rank: int | None, size: int | None) -> tuple[int, int] | None:
     """Return (rank, size), or None if neither is given. Raise DataError if one is missing or out of range."""
     if rank is None and size is None:
         return None
-    if rank is None or size is None or not 0 <= rank < size:
+    whole = isinstance(rank, int | np.integer) and isinstance(size, int | np.integer)
+    if rank is None or size is None or not whole or not 0 <= rank < size:
         raise DataError(f"rank={rank!r}, size={size!r}: give both, with rank from 0 to size - 1, or neither.")
     return rank, size
 

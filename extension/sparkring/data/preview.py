@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sparkring.capture.picklability import type_name
 from sparkring.errors import OptionsError
 from sparkring.runtime.kernel import tell
 
@@ -68,6 +69,6 @@ def _dataset_of(value: Any, name: str, columns: tuple[str, ...] | None, where: s
     if not isinstance(value, str | os.PathLike | list | tuple):
         raise OptionsError(
             f"%shards takes a path, a Spark DataFrame or the result of sparkring.shards(…), but {name} is of type "
-            f"{type(value).__name__}."
+            f"{type_name(value)}."
         )
     return open_dataset(value, columns, where or None)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from sparkring.data import plan as planning
 from sparkring.data.columns import changes_with_nulls, has_nulls, holds_nulls
 from sparkring.data.dataset import Dataset, Source, having_nulls, open_dataset
-from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, groups_of, making_of
+from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, dtype_of, groups_of, making_of
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
 from sparkring.data.progress import Progress, Route
 from sparkring.data.reader import Ahead, Window, first_rows, windows
@@ -134,7 +134,7 @@ def shards(
     making = making_of(fill, raw, dataset.columns, "columns to be read")
     depends = [each.name for each in dataset.schema if changes_with_nulls(each.type) and each.name not in making.fill]
     making = replace(making, nulls=having_nulls(dataset, depends), spark=dataset.spark)
-    layout = Layout(dataset.name, groups, making, None if dtype is None else np.dtype(dtype), transform)
+    layout = Layout(dataset.name, groups, making, dtype_of(dtype), transform)
     window = _window(shuffle, batch_size, dataset)
     return Shards(dataset, batch_size, layout, window, remainder, prefetch, seat, Position(seed=seed))
 
@@ -299,6 +299,7 @@ class Shards:
         no tensor can hold (decimals, rows, maps, None) raises DataError. `workers` is the number of processes that read
         and transform rows; each process takes one buffer at a time.
         """
+        workers = _whole("workers", workers, 0, "a number of processes (with 0, the rank itself reads)")
         from sparkring.data.torch_dataset import as_torch
 
         return as_torch(self, names, workers)
@@ -579,6 +580,9 @@ def _open(
         found = open_dataset(materialise(source, cache=cache, say=tell).location.written, names, where)
         kinds = {name: kind for name, kind in nested_types(source).items() if name in found.columns}
         return replace(found, name=name_of(found.columns), spark=kinds)
-    if not isinstance(source, str | os.PathLike | Sequence):
-        raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type(source).__name__}`.")
+    for each in [source] if isinstance(source, str | bytes) or not isinstance(source, Sequence) else source:
+        if not isinstance(each, str | os.PathLike):
+            from sparkring.capture.picklability import type_name
+
+            raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type_name(each)}`.")
     return open_dataset(source, names, where)

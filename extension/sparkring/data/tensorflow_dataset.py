@@ -35,7 +35,8 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     # Each call from TensorFlow into Python takes as long as copying a few hundred kB, so one call returns several small
     # batches.
     row_bytes = sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in specs.values())
-    if data.batch_size * row_bytes < LARGE_BYTES:
+    empty = any(0 in spec.shape for spec in specs.values())  # such tensors crash TensorFlow's unbatch()
+    if data.batch_size * row_bytes < LARGE_BYTES and not empty:
         found = _several_at_a_time(data, take, batch)
     else:
         # No prefetch() is needed: the reader reads ahead, and TensorFlow uses the arrays without a copy. A prefetch

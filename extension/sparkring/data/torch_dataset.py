@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkring.data.tensors import as_int64, check_values
-from sparkring.errors import DataError
 
 if TYPE_CHECKING:
     from sparkring.data.shards import Shards
@@ -21,10 +20,6 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     """Implement Shards.as_torch()."""
     import torch
 
-    if workers < 0:
-        raise DataError(
-            f"workers={workers}: expected a number of processes, at least 0; with 0, the rank itself reads the rows."
-        )
     wanted, take = data.tensors(names), data.taking(names)
     size = data.batch_size
 
@@ -65,7 +60,16 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     # is restored from checkpoints, must not depend on how often this happens, so the loader has its own generator.
     own = torch.Generator().manual_seed(data.start.seed + data.rank)
     # The items of the Reader are already whole batches, so torch must not collate them.
-    return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=own)
+    # The workers are forked even if another start method is the default, because a Reader cannot be pickled.
+    context = "fork" if workers else None
+    return Loader(
+        Reader(),
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        generator=own,
+        multiprocessing_context=context,
+    )
 
 
 def _timed(items: Iterable[Any]) -> Iterator[tuple[Any, float]]:

@@ -29,10 +29,8 @@ _COMPARED: dict[type[ast.cmpop], Any] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {  # the comparisons with the two sides swapped
-    ast.Eq: ast.Eq, ast.NotEq: ast.NotEq,
-    ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE,
-}  # fmt: skip
+_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]]
+_MIRRORED = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}  # 3 < x is x > 3
 
 
 def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None, str]:
@@ -129,14 +127,11 @@ class _Reader:
             # A number that is still of another type equals none of the column's values, which cannot hold it.
             found = pc.field(column).isin(pa.array([each.as_py() for each in values if each.type == kind], kind))
             return ~found if isinstance(op, ast.NotIn) else found
-        compare = type(op)
-        if pa.types.is_integer(_plain(kind)) and not (isinstance(left, ast.Name) and isinstance(right, ast.Name)):
-            if isinstance(right, ast.Name):
-                left, compare, right = right, _TURNED[compare], left
-            number = self._value(right, kind, column).as_py()
-            if number is not None:
-                compare, right = _with_whole_number(compare, number, _plain(kind))
-        return _COMPARED[compare](self._side(left, kind, column), self._side(right, kind, column))
+        number = _number_of(right if isinstance(left, ast.Name) else left)
+        if pa.types.is_integer(_plain(kind)) and number is not None:
+            compared = type(op) if isinstance(left, ast.Name) else _MIRRORED.get(type(op), type(op))
+            return _integers(pc.field(column), compared, number, _plain(kind))
+        return _COMPARED[type(op)](self._side(left, kind, column), self._side(right, kind, column))
 
     def _side(self, node: ast.expr, kind: pa.DataType, column: str) -> pc.Expression:
         if isinstance(node, ast.Name):
@@ -170,33 +165,37 @@ class _Reader:
         return self._schema.field(name)
 
 
+def _number_of(node: ast.expr) -> int | float | None:
+    """Return the number that a node stands for, or None if it is not a number."""
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _integers(column: pc.Expression, op: type[ast.cmpop], number: float, kind: pa.DataType) -> pc.Expression:
+    """Return the comparison of a column of integers with a number, as one with an integer of the column's type.
+
+    If the type cannot hold the number, Arrow would convert the column to another type, which may not hold its values.
+    """
+    bits, signed = kind.bit_width, pa.types.is_signed_integer(kind)
+    least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    if least <= number <= most and number == int(number):
+        return _COMPARED[op](column, pc.scalar(pa.scalar(int(number), kind)))
+    never, always = column < pc.scalar(pa.scalar(least, kind)), column >= pc.scalar(pa.scalar(least, kind))
+    if op in (ast.Eq, ast.NotEq):
+        return never if op is ast.Eq else always
+    upwards = op in (ast.Gt, ast.GtE)
+    if not least < number < most:
+        return always if upwards == (number <= least) else never
+    below = pc.scalar(pa.scalar(math.floor(number), kind))
+    return column > below if upwards else column <= below
+
+
 def _plain(kind: pa.DataType) -> pa.DataType:
     """Return the type of a column's values."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _with_whole_number(
-    compare: type[ast.cmpop], number: float, kind: pa.DataType
-) -> tuple[type[ast.cmpop], ast.Constant]:
-    """Return a comparison that gives the same for each value of the integer type `kind`, with a number of this type.
-
-    Arrow cannot compare large integers with numbers of other types.
-    """
-    least = -(2 ** (kind.bit_width - 1)) if pa.types.is_signed_integer(kind) else 0
-    beyond = least + 2**kind.bit_width  # the type's largest integer, plus 1
-    number = min(max(number, least - 1), beyond)  # all numbers beyond the type's range are alike
-    below, above = math.floor(number), math.ceil(number)
-    if compare in (ast.Eq, ast.NotEq):
-        if below == above and least <= below < beyond:
-            return compare, ast.Constant(below)
-        compare, bound = (ast.Lt if compare is ast.Eq else ast.GtE), least
-    elif compare in (ast.Lt, ast.GtE):
-        bound = above
-    else:
-        compare, bound = (ast.Lt if compare is ast.LtE else ast.GtE), below + 1
-    if bound >= beyond:  # all values are below it
-        compare, bound = (ast.GtE if compare is ast.Lt else ast.Lt), least
-    return compare, ast.Constant(max(bound, least))
 
 
 def _number(value: float, kind: pa.DataType) -> pa.Scalar:
@@ -209,6 +208,8 @@ def _number(value: float, kind: pa.DataType) -> pa.Scalar:
             return pa.scalar(decimal.Decimal(repr(value)), kind)
         except pa.ArrowInvalid:
             return pa.scalar(float(value))  # Arrow compares decimals of different scales incorrectly
+    if pa.types.is_floating(kind):
+        value = float(value)  # Arrow does not compare floats with integers above 2^53
     # By default, integers become int64, which does not hold the largest ones.
     found = pa.scalar(value, kind if isinstance(value, int) and value >= 2**63 else None)
     try:

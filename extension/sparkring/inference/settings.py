@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
 import pyarrow as pa
 
 from sparkring.checkpointing.store import Store, Which, checkpoints
-from sparkring.data.layout import Columns, Layout, Transform, groups_of, making_of
+from sparkring.data.layout import Columns, Layout, Transform, dtype_of, groups_of, making_of
 from sparkring.errors import DataError, OptionsError
 from sparkring.inference import outputs, predictors
 from sparkring.inference.inputs import Described
@@ -125,8 +124,7 @@ class Settings:
         Raise DataError if `fill` or `raw` is invalid, or names a column that is not an input.
         """
         making = making_of(self.fill, self.raw, self.used, "inputs")
-        dtype = None if self.dtype is None else np.dtype(self.dtype)
-        return Described(Layout(data, self.groups, making, dtype, self.transform))
+        return Described(Layout(data, self.groups, making, dtype_of(self.dtype), self.transform))
 
     def source(self) -> Source:
         """Return the source of the model. Checkpoints are looked up during this call.

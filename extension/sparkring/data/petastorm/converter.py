@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sparkring.capture.picklability import type_name
 from sparkring.data.folders import has_ended, read_json, this_process, write_json
 from sparkring.data.petastorm.plan import Path, Plan, plan_reader
 from sparkring.data.petastorm.quiet import silence
 from sparkring.data.petastorm.source import in_words
 from sparkring.data.petastorm.watching import watch
-from sparkring.errors import OptionsError
+from sparkring.errors import DataError, OptionsError, PathError
 from sparkring.runtime.storage import locate
 from sparkring.runtime.world import world
 
@@ -37,9 +38,11 @@ def make_spark_converter(
     defaults, floats become float32, and MLlib's vectors become 1-D arrays. The new folder is removed by the
     converter's delete() or when the notebook's process ends. If the process is killed, the folder is removed when
     another process on the same host makes a converter in the same parent folder. Raise OptionsError if no parent
-    folder is given, and PathError if its path is invalid.
+    folder is given, PathError if its path is invalid, and DataError if `df` is not a Spark DataFrame.
     """
     silence()
+    if not hasattr(df, "sparkSession"):
+        raise DataError(f"make_spark_converter takes a Spark DataFrame, not a `{type_name(df)}`.")
     from petastorm.spark import make_spark_converter as real
 
     settings = df.sparkSession.conf
@@ -151,11 +154,20 @@ class SparkDatasetConverter:
 
 
 def _cache_url(path: Path) -> str:
-    """Return `path` as a URL for both Spark and Petastorm. On Databricks, dbfs:/x becomes file:///dbfs/x."""
+    """Return `path` as a URL for both Spark and Petastorm. On Databricks, dbfs:/x becomes file:///dbfs/x.
+
+    Raise PathError if Spark would encode characters of the path in the URLs of files, which Petastorm does not decode.
+    """
     written = os.fspath(path)
     if written.startswith("hdfs:"):
         return written
     found = locate(written)
+    encoded = re.search(r"[\s%\"#*?<>\\^`{|}\[\]]", found.path)
+    if encoded:
+        raise PathError(
+            f"{written}: Petastorm does not find a converter's files in a folder whose path has the character "
+            f"{encoded[0]!r}: use another folder."
+        )
     return f"file://{found.path}" if found.local else found.for_spark()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import os
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from sparkring.data.petastorm import transform
@@ -37,8 +37,18 @@ class Plan(NamedTuple):
 
     @property
     def groups(self) -> list[int]:
-        """The indexes of this shard's row groups, in the order of the files."""
-        return list(range(self.options["cur_shard"] or 0, len(self.source.rows), self.options["shard_count"] or 1))
+        """The indexes of this shard's row groups that have rows, in the order of the files."""
+        shard = range(self.options["cur_shard"] or 0, len(self.source.rows), self.options["shard_count"] or 1)
+        return [index for index in shard if self.source.rows[index]]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the reader is known to return the rows of `groups` in their order."""
+        options = self.options
+        alone = options["workers_count"] == 1 or options["reader_pool_type"] == "dummy"
+        # With a seed, Petastorm shuffles the row groups of a shard even if they are not to be shuffled.
+        seeded = options["shard_count"] and (options["seed"] is not None or options["shard_seed"])
+        return self.counted and alone and not (options["shuffle_row_groups"] or seeded)
 
     @property
     def counted(self) -> bool:
@@ -72,8 +82,8 @@ def plan_reader(
     transform.check(). Raise DataError, OptionsError or PathError if a check fails.
     """
     silence()
-    if batch_size is not None and batch_size < 1:
-        raise OptionsError(f"batch_size is {batch_size}; it must be at least 1.")
+    if batch_size is not None and not (_is_whole(batch_size) and batch_size >= 1):
+        raise OptionsError(f"batch_size is {batch_size!r}; it must be a whole number, at least 1.")
     options = bound(function, arguments, given)
     _share_out(options, shard_one)
     source = open_source(options, name)
@@ -128,14 +138,20 @@ def _share_out(options: dict[str, Any], shard_one: bool) -> None:
             options.update(cur_shard=here.rank, shard_count=here.size)
     elif shard is None or count is None:
         raise OptionsError("cur_shard and shard_count must be given together; to read this rank's shard, give neither.")
+    elif not (_is_whole(shard) and _is_whole(count)):
+        raise OptionsError(f"cur_shard={shard!r} and shard_count={count!r} must be whole numbers.")
     elif not 0 <= shard < count:
         raise OptionsError(f"cur_shard={shard} is out of range for shard_count={count}: shards are numbered from 0.")
     else:
         options.update(cur_shard=int(shard), shard_count=int(count))
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral)  # NumPy's integers, too
+
+
 def _check_shards(plan: Plan) -> None:
-    """Raise DataError if some shard would have no row group. Warn if shards have unequal numbers of steps."""
+    """Raise DataError if some shard would have no rows. Warn if shards have unequal numbers of steps."""
     source, count = plan.source, plan.options["shard_count"]
     if len(source.rows) < count:
         smaller = max(1, sum(source.sizes_bytes) // (2 * count))
@@ -145,11 +161,18 @@ def _check_shards(plan: Plan) -> None:
             f"(make_spark_converter(df.repartition({2 * count}), …) or parquet_row_group_size_bytes={smaller}), or use "
             "sparkring.shards, which splits row groups."
         )
+    shards = row_group_shard(source.rows, count)
+    if 0 in shards:  # without a limit of epochs, Petastorm would look for a row forever
+        raise DataError(
+            f"{source.name}: shard {shards.index(0)} of {count} (counted from 0) would get only row groups without "
+            "rows, because Petastorm assigns whole row groups in turn. Remove the empty files, or use "
+            "sparkring.shards, which divides rows evenly."
+        )
     epochs = plan.options["num_epochs"]
     # Only the first rank warns, and only if the numbers of steps are known and finite.
     if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
         return
-    steps = [math.ceil(rows * epochs / plan.batch_size) for rows in row_group_shard(source.rows, count)]
+    steps = [math.ceil(rows * epochs / plan.batch_size) for rows in shards]
     most, least = max(steps), min(steps)
     if most != least:
         last = "the last step" if most - least == 1 else f"the last {most - least} steps"
@@ -165,7 +188,9 @@ def _level_of_user() -> int:
     """Return the `stacklevel` with which warnings.warn() shows the line that called this package."""
     level, frame = 1, inspect.currentframe()
     frame = frame.f_back if frame else None
-    ours = (os.path.dirname(__file__), contextlib.__file__)
-    while frame is not None and frame.f_code.co_filename.startswith(ours):
+    # File names do not tell: on Spark, sparkring is imported from a zip file, and its code has relative file names.
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(
+        ("sparkring.data.petastorm", "contextlib")
+    ):
         level, frame = level + 1, frame.f_back
     return level

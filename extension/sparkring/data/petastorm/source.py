@@ -55,6 +55,8 @@ def open_source(options: dict[str, Any], name: str = "") -> Source:
     from pyarrow import parquet
 
     url = next(iter(options.values()))
+    if not url:
+        raise DataError("the list of paths is empty.")
     name = name or (url if isinstance(url, str) else f"{url[0]} and {len(url) - 1} more" if len(url) > 1 else url[0])
     name = name.removeprefix("file://")
     with in_words(name, also=(OSError, ValueError, RuntimeError, NoDataAvailableError)):
@@ -68,7 +70,8 @@ def open_source(options: dict[str, Any], name: str = "") -> Source:
             paths, filesystem=fs, validate_schema=False, metadata_nthreads=10, filters=options["filters"]
         )
         if not dataset.pieces:
-            raise DataError(f"{name} has no Parquet files.")
+            chosen = f" that pass filters={options['filters']!r}" if options["filters"] else ""
+            raise DataError(f"{name} has no Parquet files{chosen}.")
         footers = _footers(fs, [piece.path for piece in dataset.pieces])
         if dataset.metadata or dataset.common_metadata:
             pieces = dataset_metadata.load_row_groups(dataset)

@@ -95,7 +95,7 @@ class Tally:
         steps = math.ceil(rows / plan.batch_size) if plan.batch_size else len(groups) if plan.batched else None
         self._planned = (rows, steps) if plan.counted else (None, None)
         # If the row groups are read in order, the n-th result is the n-th row group, so its place is known.
-        in_order = plan.counted and plan.batched and not plan.options["shuffle_row_groups"]
+        in_order = plan.batched and plan.in_order
         self._places = itertools.cycle([plan.source.place(index) for index in groups] if in_order else [""])
         self._pending, self._waited_s = 0, 0.0  # _pending: rows that add() has received but not yet counted
         self._epoch, self._done = 0, 0
@@ -154,8 +154,8 @@ def _route(plan: Plan) -> Route | None:
     source, files = plan.source, {path: number for number, path in enumerate(plan.source.groups_in)}
     pieces = [Piece(files[source.pieces[at].path], source.pieces[at].row_group, source.rows[at]) for at in plan.groups]
     # If the order is not known, the route is one window: a route says nothing about the order within a window.
-    in_order = plan.counted and not plan.options["shuffle_row_groups"]
-    return Route(pieces, list(files).__getitem__, window=0 if in_order else max(1, sum(piece.rows for piece in pieces)))
+    window = 0 if plan.in_order else max(1, sum(piece.rows for piece in pieces))
+    return Route(pieces, list(files).__getitem__, window=window)
 
 
 class Deaths:
