@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
-from sparkring.capture.calls import check_call, name_of, names_of, source_of
+from sparkring.capture.calls import CALLED, check_call, name_of, names_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.capture.names import method_calls
 from sparkring.capture.packing import pack_call
@@ -21,7 +21,7 @@ from sparkring.engine.doctor import preflight
 from sparkring.engine.options import Options, SharedOptions
 from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Call, Cell, RunSpec
-from sparkring.errors import CaptureError, CheckpointError
+from sparkring.errors import CaptureError, CheckpointError, OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events, run_store
@@ -77,9 +77,8 @@ class _Packed(NamedTuple):
 def prepare(spec: RunSpec) -> PreparedRun:
     """Look up, check and pack what a run needs.
 
-    Raises CaptureError if something that the cell or the function reads is missing or cannot be sent, and TypeError if
-    the function is not callable. If something else is wrong, OptionsError, CheckpointError, PathError or LaunchError
-    is raised.
+    Raises CaptureError if something that the cell or the function reads is missing or cannot be sent. If something else
+    is wrong, OptionsError, CheckpointError, PathError or LaunchError is raised.
     """
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
     options, request = spec.options, packed.request
@@ -214,7 +213,7 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
 def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     function, args, kwargs = call.function, call.args, dict(call.kwargs)
     if not callable(function):
-        raise TypeError(f"run() takes a function, not {type(function).__name__}")
+        raise OptionsError(f"run() takes a function, not {type(function).__name__}: {CALLED}")
     check_call(function, args, kwargs)
     gang, namespace = spec.gang, _main()
     title = spec.title or name_of(function)

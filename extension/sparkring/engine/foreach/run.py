@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
-from sparkring.capture.calls import check_call, name_of, source_of
+from sparkring.capture.calls import CALLED, check_call, name_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, captured_call
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import ipython_names
@@ -233,7 +233,7 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
 def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
     function = call.function
     if not callable(function):
-        raise TypeError(f"foreach() takes a function, not {type(function).__name__}")
+        raise OptionsError(f"foreach() takes a function, not {type(function).__name__}: {CALLED}")
     check_call(function, (None,), {})
     namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
     packed = pack_call(function, {}, namespace)
