@@ -187,6 +187,6 @@ def test_a_terminal_is_left_to_the_prompt():
 
 
 def test_not_everything_can_be_run():
-    with pytest.raises(TypeError, match="run\\(\\) takes a function"):
+    with pytest.raises(OptionsError, match="run\\(\\) takes a function"):
         run(3, background=True)  # type: ignore[call-overload]
     assert run_store.saved() == []

@@ -1148,6 +1148,17 @@ def test_tensors_and_compiled_functions() -> None:
     assert namespace["base"][0] == 0
 
 
+def test_an_optimizer_that_horovod_has_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch packs only a part of the state of Horovod's optimizer, so it is refused before the launch."""
+    torch, hvd = pytest.importorskip("torch"), pytest.importorskip("horovod.torch")
+    monkeypatch.setattr(hvd.global_process_set, "included", lambda: False)  # hvd.init() would start threads
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert travelled("x", {"x": optimizer})["x"].defaults == optimizer.defaults
+    raised = error("x.step()", {"x": hvd.DistributedOptimizer(optimizer, model.named_parameters())})
+    assert "`x` is an optimizer that Horovod has wrapped; pass the optimizer, and wrap it in the cell" in str(raised)
+
+
 KERAS = """
 import numpy as np, tensorflow as tf
 from tensorflow import keras

@@ -463,7 +463,7 @@ def test_what_cannot_be_run():
         api.foreach(len, [], np_each=2)
     with pytest.raises(OptionsError, match="expected one of horovod, jax, plain"):
         api.foreach(len, [], framework="barrier")
-    with pytest.raises(TypeError, match="takes a function, not int"):
+    with pytest.raises(OptionsError, match="takes a function, not int"):
         api.foreach(1, [])
 
 

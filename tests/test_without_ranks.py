@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from fake_launcher import Exit, FakeLauncher, FakeRank
 
-from sparkring.engine import warm_gang
-from sparkring.errors import OptionsError, RunFailed
+from sparkring.engine import spec, warm_gang
+from sparkring.engine.options import Options
+from sparkring.engine.prepare import prepare
+from sparkring.engine.spec import RunSpec
+from sparkring.errors import CaptureError, OptionsError, RunFailed
 from sparkring.history import run_store
 from sparkring.wire.messages import Metrics, Output, UserMessage
 
@@ -54,6 +57,29 @@ def gang(launched: Launched, local_gang: Any) -> Any:
     launched.cell = lambda rank: rank.world.rank
     local_gang.launched = launched
     return local_gang
+
+
+# ── What is refused before the launch ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("home", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_trainer_that_the_notebook_has_made(home: str) -> None:
+    """Where a Lightning Trainer was made for one process, ranks would train alone, so they must make their own."""
+    trainer = type("Trainer", (), {"__module__": f"{home}.trainer.trainer"})()
+
+    def refused(work: Any, np: int = -2, framework: str = "torch") -> str:
+        try:
+            prepare(RunSpec(work, Options(np=np), framework))
+        except CaptureError as error:
+            return str(error)
+        return ""
+
+    reads = spec.Cell("trainer.fit()", {"trainer": trainer})
+    may_read = spec.Cell("for trainer in []: pass\ntrainer", {"trainer": trainer})
+    told = "`trainer` is a Lightning Trainer that was made in the notebook"
+    assert refused(reads).startswith(told)
+    assert refused(spec.Call(lambda trainer: None, (trainer,))).startswith(told)
+    assert [refused(may_read), refused(reads, np=-1), refused(reads, framework="plain")] == [""] * 3
 
 
 # ── Runs and restarts ─────────────────────────────────────────────────────────────────────────────────────────────────

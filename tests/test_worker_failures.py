@@ -10,6 +10,9 @@ import pytest
 
 from sparkring import errors
 from sparkring.capture import submodules
+from sparkring.capture.source_lines import FUTURE_LINE
+from sparkring.wire.messages import SourceLine
+from sparkring.worker.rank.cell import compile_cell
 from sparkring.worker.rank.failures import as_failure
 
 # Code that fails on a rank, and the name that the ranks do not know, or '' if it fails for another reason.
@@ -62,6 +65,13 @@ def test_a_submodule_that_could_not_be_imported(advice: Callable[[str], str]) ->
     assert told.startswith(
         "The notebook has imported `json.nowhere`, but this rank could not import it: ModuleNotFoundError: No"
     )
+
+
+def test_the_lines_around_a_failure() -> None:
+    """The lines are the user's: the import that takes the place of the magic's line is left out."""
+    with pytest.raises(ZeroDivisionError) as raised:
+        compile_cell(f"{FUTURE_LINE}\nx = 0\n1 / x\n", "<cell>").run({})
+    assert as_failure(raised.value).frames[-1].source == (SourceLine(2, "x = 0"), SourceLine(3, "1 / x"))
 
 
 class HorovodInternalError(RuntimeError):

@@ -204,10 +204,10 @@ def test_runner_arguments():
         HorovodRunner(2)  # type: ignore[misc]
     with pytest.raises(TypeError, match="whole number"):
         HorovodRunner(np=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="driver_log_verbosity"):
+    with pytest.raises(OptionsError, match="driver_log_verbosity"):
         HorovodRunner(np=-1, driver_log_verbosity="loud")
-    with pytest.raises(TypeError, match="function"):
-        HorovodRunner(np=-1).run("train")  # type: ignore[arg-type]
+    with pytest.raises(OptionsError, match=r"run\(\) takes a function, not NoneType: .* not its result"):
+        HorovodRunner(np=-1).run(print())  # type: ignore[arg-type, func-returns-value]
 
 
 @pytest.mark.standalone("the slots are counted on the cluster")

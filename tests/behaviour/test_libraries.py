@@ -43,7 +43,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
 
-accelerator = Accelerator(cpu=True)
+accelerator = sent_from_a_notebook(lambda: Accelerator(cpu=True))
 torch.manual_seed(accelerator.process_index)
 x, y = torch.randn(32, 4), torch.arange(32.0)[:, None]
 model = torch.nn.Linear(4, 1)
@@ -58,6 +58,19 @@ for inputs, targets in loader:
     seen += targets.flatten().tolist()
 total = accelerator.gather(torch.tensor([len(seen)])).tolist()
 accelerator.num_processes, accelerator.process_index, model.module.weight.tolist(), seen, total
+"""
+
+SENT = """
+import os
+from accelerate.state import AcceleratorState
+from sparkring.capture.packing import pack, unpack_values
+
+def sent_from_a_notebook(make):
+    world = {name: os.environ.pop(name) for name in ("WORLD_SIZE", "LOCAL_RANK")}
+    packed = pack({"made": make()})
+    AcceleratorState._reset_state(reset_partial_state=True)
+    os.environ.update(world)
+    return unpack_values(packed.payload, packed.buffers)[0]
 """
 
 TRAINER = """
@@ -76,9 +89,9 @@ seen = []
 torch.manual_seed(0)
 small = BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
 model = BertForSequenceClassification(small)
-arguments = TrainingArguments(
+arguments = sent_from_a_notebook(lambda: TrainingArguments(
     folder, num_train_epochs=1, per_device_train_batch_size=4, use_cpu=True, report_to=[], save_strategy="no"
-)
+))
 trainer = Trainer(model, arguments, train_dataset=Numbers())
 done = trainer.train()
 arguments.world_size, arguments.process_index, model.classifier.weight.tolist(), seen, done.global_step
@@ -87,10 +100,13 @@ arguments.world_size, arguments.process_index, model.classifier.weight.tolist(),
 
 @pytest.mark.slow
 def test_libraries_train_on_all_ranks(pair, tmp_path, monkeypatch, wait_until):
-    """The ranks train one model, and each row is read by one rank. Lightning runs twice on the same warm gang."""
+    """The ranks train one model, and each row is read by one rank. Lightning runs twice on the same warm gang.
+
+    The Accelerator and the TrainingArguments are made where there is only one process, as in a notebook.
+    """
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pair.notebook["folder"] = str(tmp_path)
-    for cell in (LIGHTNING, LIGHTNING, ACCELERATE, TRAINER):
+    for cell in (LIGHTNING, LIGHTNING, SENT + ACCELERATE, SENT + TRAINER):
         first, second = pair.values(textwrap.dedent(cell), framework="torch")
         assert (first[:2], second[:2]) == ((2, 0), (2, 1))
         assert first[2] == second[2], "the ranks train one model"

@@ -95,6 +95,23 @@ def test_variables_persist(shared_gang):
     assert shared_gang.values("more()\n[count, os.getpid()]") == [[rank + 1, pid] for rank, pid in enumerate(first)]
 
 
+def test_a_module_that_has_changed(shared_gang, tmp_path):
+    """The ranks keep the module, and say so once. After a reload, nothing is said."""
+    path = tmp_path / "changing.py"
+    path.write_text("number = 1")
+    shared_gang.cell(f"import importlib, sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport changing")
+    told = []
+    for number in (2, 3):
+        path.write_text(f"number = {number}".ljust(20 + number))  # Python recognises a change by the file's size
+        os.utime(path, (now := time.time(), now))
+        for cell in ("changing.number", "changing.number", "importlib.reload(changing).number"):
+            result = shared_gang.cell(cell)
+            lines = [line.text for line in result.record.ranks[0].tail]
+            told.append((result.value, any(f"{path} has changed" in line for line in lines)))
+    assert told == [(1, True), (1, False), (2, False), (2, True), (2, False), (3, False)]
+    shared_gang.cell("sys.path.pop(0)")
+
+
 def test_some_ranks(shared_gang):
     """A cell on some ranks leaves the others alone. The names that it binds exist only on the ranks that ran it."""
     assert shared_gang.values("only = rank * 10\nonly", 0, 2) == [0, 20]

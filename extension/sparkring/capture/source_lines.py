@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 MOST_CHARS = 1_000_000  # a longer cell probably holds data; its lines are not sent
+# If an earlier cell of the notebook has this import, sparkring puts this line in place of the magic's line.
+FUTURE_LINE = "from __future__ import annotations"
 
 
 def source_text(filename: str) -> str:

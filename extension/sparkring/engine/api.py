@@ -330,5 +330,5 @@ def _whole(np: Any) -> int:
 def _logs(driver_log_verbosity: str) -> Logs:
     logs: dict[str, Logs] = {"all": "all", "log_callback_only": "callbacks"}
     if driver_log_verbosity not in logs:
-        raise ValueError(f"driver_log_verbosity must be 'all' or 'log_callback_only', not {driver_log_verbosity!r}")
+        raise OptionsError(f"driver_log_verbosity must be 'all' or 'log_callback_only', not {driver_log_verbosity!r}.")
     return logs[driver_log_verbosity]

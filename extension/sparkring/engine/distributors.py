@@ -11,7 +11,7 @@ from typing import Any
 
 # Ranks also import this module if one of the user's own modules uses these classes. Ranks may lack packages that the
 # driver has, so modules that only the driver needs are imported in run().
-from sparkring.capture.calls import check_call, name_of, source_of
+from sparkring.capture.calls import CALLED, check_call, name_of, source_of
 from sparkring.capture.scripts import read_script
 from sparkring.engine.options import Options
 from sparkring.errors import OptionsError
@@ -55,7 +55,8 @@ class TorchDistributor:
             return run_spec(RunSpec(Call(train_object, args, kwargs), options, "torch", notice=notice)).value
         if not isinstance(train_object, str | os.PathLike):
             raise OptionsError(
-                f"TorchDistributor.run() takes a function or the path of a script, not {type(train_object).__name__}."
+                f"TorchDistributor.run() takes a function or the path of a script, not {type(train_object).__name__}: "
+                f"{CALLED}"
             )
         written = os.fspath(train_object)
         if kwargs:
@@ -113,7 +114,9 @@ class MirroredStrategyRunner:
         from sparkring.engine.spec import Call, RunSpec
 
         if not callable(train_fn):
-            raise OptionsError(f"MirroredStrategyRunner.run() takes a function, not {type(train_fn).__name__}.")
+            raise OptionsError(
+                f"MirroredStrategyRunner.run() takes a function, not {type(train_fn).__name__}: {CALLED}"
+            )
         check_call(train_fn, (), kwargs)
         options, notice = _options(self._num_slots, self._local_mode, self._use_gpu, several=True)
         call = Call(call_mirrored, (train_fn, self._use_custom_strategy), kwargs)

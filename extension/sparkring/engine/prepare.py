@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
-from sparkring.capture.calls import check_call, name_of, source_of
+from sparkring.capture.calls import CALLED, check_call, name_of, names_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.capture.names import method_calls
 from sparkring.capture.packing import pack_call
@@ -21,7 +21,7 @@ from sparkring.engine.doctor import preflight
 from sparkring.engine.options import Options, SharedOptions
 from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Call, Cell, RunSpec
-from sparkring.errors import CaptureError, CheckpointError
+from sparkring.errors import CaptureError, CheckpointError, OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events, run_store
@@ -77,9 +77,8 @@ class _Packed(NamedTuple):
 def prepare(spec: RunSpec) -> PreparedRun:
     """Look up, check and pack what a run needs.
 
-    Raises CaptureError if something that the cell or the function reads is missing or cannot be sent, and TypeError if
-    the function is not callable. If something else is wrong, OptionsError, CheckpointError, PathError or LaunchError
-    is raised.
+    Raises CaptureError if something that the cell or the function reads is missing or cannot be sent. If something else
+    is wrong, OptionsError, CheckpointError, PathError or LaunchError is raised.
     """
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
     options, request = spec.options, packed.request
@@ -170,6 +169,8 @@ def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
 def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
     options, gang, namespace = spec.options, spec.gang, cell.namespace
     captured = capture_cell(spec, cell)
+    needed = {name.name: namespace.get(name.name) for name in captured.names if name.required}
+    refuse_lone(needed, spec.framework, options.size)
     if gang is not None and cell.apart:  # later cells compare what the ranks have with the notebook's own variables
         gang.held.beside(_main(), _taking_part(spec))
     run = Run(
@@ -212,12 +213,15 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
 def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     function, args, kwargs = call.function, call.args, dict(call.kwargs)
     if not callable(function):
-        raise TypeError(f"run() takes a function, not {type(function).__name__}")
+        raise OptionsError(f"run() takes a function, not {type(function).__name__}: {CALLED}")
     check_call(function, args, kwargs)
     gang, namespace = spec.gang, _main()
     title = spec.title or name_of(function)
     held = gang.held.beside(namespace, _taking_part(spec)) if gang else ()
     packed = pack_call(function, kwargs, namespace, args, held)
+    arguments = {**dict(zip(names_of(function, args), args, strict=True)), **kwargs}
+    used = {name: namespace.get(name) for name in packed.carried}
+    refuse_lone({**used, **arguments}, spec.framework, spec.options.size)
     run = Run(
         "call",
         autolog=spec.options.autolog,
@@ -256,6 +260,31 @@ def validate(values: Iterable[tuple[str, Any]], source: str, size: int) -> None:
         validate_value = getattr(type(value), "__sparkring_validate__", None)
         if validate_value is not None and size:
             validate_value(value, size, method_calls(source, name) if name else ())
+
+
+# Lightning's objects find out about the ranks when they are made.
+_LONE = {
+    ("lightning", "Trainer"),
+    ("lightning", "Fabric"),
+    ("pytorch_lightning", "Trainer"),
+    ("lightning_fabric", "Fabric"),
+}
+
+
+def refuse_lone(values: Mapping[str, Any], framework: str, size: int) -> None:
+    """Raise CaptureError if ranks of torch.distributed would use one of Lightning's objects that the notebook has made.
+
+    Where the object was made, there was one process. So each rank would train alone, without an error.
+    """
+    if framework != "torch" or size == 1:
+        return
+    for name, value in values.items():
+        for base in type(value).__mro__:
+            if (base.__module__.partition(".")[0], base.__name__) in _LONE:
+                raise CaptureError(
+                    f"`{name}` is a Lightning {base.__name__} that was made in the notebook, where there is only one "
+                    "process. Each rank would train alone: make it in the cell, or in a function that the cell calls."
+                )
 
 
 # ── Checkpoints ───────────────────────────────────────────────────────────────

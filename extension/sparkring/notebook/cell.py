@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sparkring.capture.scripts import Script, find_script, is_for_ipython, path_in
+from sparkring.capture.source_lines import FUTURE_LINE
 from sparkring.capture.syntax import parsed
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.worker.rank.expand import expand, names_in
@@ -56,7 +57,7 @@ def _future(shell: Any) -> str:
     `annotations` changes code.
     """
     is_on = shell.compile.flags & __future__.annotations.compiler_flag
-    return "from __future__ import annotations" if is_on else ""
+    return FUTURE_LINE if is_on else ""
 
 
 def _syntax_error(error: SyntaxError, cell: str) -> CaptureError:

@@ -6,11 +6,11 @@ up once. The functions that rebuild values are called on the ranks, and import w
 
 from __future__ import annotations
 
-from sparkring.capture.reducers import standard, tensorflow, torch
+from sparkring.capture.reducers import accelerate, standard, tensorflow, torch
 from sparkring.capture.reducers.base import Reducer
 
 
 def reducers_for(cls: type) -> tuple[Reducer, ...]:
     """Return the reducers to try for values of a type. If none of them packs a value, pickle and cloudpickle do."""
-    found = (module.reducer_for(cls) for module in (torch, tensorflow, standard))
+    found = (module.reducer_for(cls) for module in (torch, accelerate, tensorflow, standard))
     return tuple(reducer for reducer in found if reducer)

@@ -6,10 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+from sparkring.capture.picklability import Kind
+
 # How to rebuild a value, in the form that `object.__reduce_ex__` returns.
 Reduced: TypeAlias = tuple[Any, ...]
 # A reducer returns None if pickle should pack the value.
 Reducer: TypeAlias = Callable[[Any], Reduced | None]
+
+WRAPPED = Kind("an optimizer that Horovod has wrapped", "pass the optimizer, and wrap it in the cell")
 
 
 class Layout(NamedTuple):

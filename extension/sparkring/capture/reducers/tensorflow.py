@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkring.capture.picklability import Kind, Refused, by_reference, walk
-from sparkring.capture.reducers.base import Reduced, Reducer
+from sparkring.capture.reducers.base import WRAPPED, Reduced, Reducer
 
 _SEARCHED = 200  # at most this many objects in a layer's attribute are searched for classes and functions
 
@@ -420,12 +420,9 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
             layer.load_assets(folder)
 
 
-_WRAPPED = Kind("an optimizer that Horovod has wrapped", "pass the optimizer, and wrap it in the cell")
-
-
 def _optimizer(optimizer: Any) -> Reduced:
     if any(base.__module__.startswith("horovod.") for base in type(optimizer).__mro__):
-        raise Refused(_WRAPPED)
+        raise Refused(WRAPPED)
     values = [variable.numpy() for variable in variables_of(optimizer)]
     is_legacy = isinstance(optimizer.variables, types.MethodType)
     if not getattr(optimizer, "built", getattr(optimizer, "_built", is_legacy)):  # Keras 2 has `_built`

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparkring.capture.picklability import Kind, Refused
-from sparkring.capture.reducers.base import Layout, Reduced, Reducer
+from sparkring.capture.reducers.base import WRAPPED, Layout, Reduced, Reducer
 
 _COMPILED = Kind(
     "compiled by torch.compile in a way that cannot be repeated",
@@ -33,7 +33,14 @@ def reducer_for(cls: type) -> Reducer | None:
         return _compiled_module
     if not names.isdisjoint({("torch.jit._script", "RecursiveScriptModule"), ("torch.jit", "ScriptFunction")}):
         return _scripted
+    if any(module == "horovod.torch.optimizer" for module, _ in names):
+        return _wrapped
     return None
+
+
+def _wrapped(optimizer: Any) -> Reduced:
+    # Only a part of its state is packed, and step() would then fail on the rank.
+    raise Refused(WRAPPED)
 
 
 # ── Tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
-from sparkring.capture.calls import check_call, name_of, source_of
+from sparkring.capture.calls import CALLED, check_call, name_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, captured_call
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import ipython_names
@@ -25,7 +25,15 @@ from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.schedule import Attempt, Schedule
 from sparkring.engine.foreach.slot import SlotSettings
 from sparkring.engine.options import ForeachOptions, Options
-from sparkring.engine.prepare import PROVIDED, capture_cell, needs_legacy_keras, refuse_shared, run_started, validate
+from sparkring.engine.prepare import (
+    PROVIDED,
+    capture_cell,
+    needs_legacy_keras,
+    refuse_lone,
+    refuse_shared,
+    run_started,
+    validate,
+)
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.spec import Call, Cell, RunSpec
 from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SlotsError, SparkringError
@@ -191,6 +199,8 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
     run_spec = RunSpec(cell, run_options, options.framework, bound=spec.targets.names)
     captured = capture_cell(run_spec, cell)
     validate(((name.name, namespace.get(name.name)) for name in captured.names), cell.source, options.each)
+    needed = {name.name: namespace.get(name.name) for name in captured.names if name.required}
+    refuse_lone(needed, options.framework, options.each)
     work = messages.Work(
         "cell",
         cell.source,
@@ -223,7 +233,7 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
 def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
     function = call.function
     if not callable(function):
-        raise TypeError(f"foreach() takes a function, not {type(function).__name__}")
+        raise OptionsError(f"foreach() takes a function, not {type(function).__name__}: {CALLED}")
     check_call(function, (None,), {})
     namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
     packed = pack_call(function, {}, namespace)

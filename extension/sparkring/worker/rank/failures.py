@@ -11,6 +11,7 @@ import types
 from typing import Any
 
 from sparkring.capture import submodules
+from sparkring.capture.source_lines import FUTURE_LINE
 from sparkring.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -168,7 +169,8 @@ def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
         if in_cell or filename in script.files:
             for number in range(max(1, line - CONTEXT_LINES), line + CONTEXT_LINES + 1):
                 text = linecache.getline(filename, number)
-                if text.strip():
+                is_ours = number == 1 and is_cell(filename) and text.strip() == FUTURE_LINE
+                if text.strip() and not is_ours:
                     source.append(SourceLine(number, text.rstrip("\n")))
         # On a rank, the file names of cells contain numbers.
         name = CELL_NAME if filename == cell else EARLIER_CELL if is_cell(filename) else filename

@@ -54,7 +54,12 @@ def order() -> list[str]:
 
 def is_installed(module: types.ModuleType) -> bool:
     """Return whether the module belongs to an installed package, and not to the user's own code."""
-    return bool(_INSTALLED(getattr(module, "__file__", None) or ""))
+    return is_installed_file(getattr(module, "__file__", None) or "")
+
+
+def is_installed_file(path: str) -> bool:
+    """Return whether a file belongs to an installed package."""
+    return bool(_INSTALLED(path))
 
 
 def _look_for_imports() -> None:

@@ -32,6 +32,7 @@ from sparkring.worker.member.network import free_port
 from sparkring.worker.rank import children, collectives, displays, imports, libraries, preloads, shell, stdin
 from sparkring.worker.rank.cell import compile_cell
 from sparkring.worker.rank.failures import as_failure
+from sparkring.worker.rank.own_modules import OwnModules
 
 if TYPE_CHECKING:
     from sparkring.worker.rank.batches import BatchWork
@@ -60,6 +61,8 @@ class Rank:
         self.notebook = RankState()
         self.cells = 0
         self.began = 0.0  # when the request began
+        self.ended = 0.0  # when the code of the previous request ended, in seconds since the epoch
+        self.own_modules = OwnModules()
         self.preloads = preloads.Preloads()
         self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
         self.stream: BatchWork | None = None  # if a stream uses the rank: what it runs for each micro-batch
@@ -192,6 +195,7 @@ class Rank:
                         raise
                     value = None
                 finally:
+                    self.ended = time.time()
                     self.notebook.leave_run()
                 displays.finish()
                 _finish_checkpoints()
@@ -242,6 +246,12 @@ class Rank:
         self.preloads.begin()
         displays.draw_figures()
         keras_hooks.report_fits(request.autolog)
+        if self.ended and self.work is None and "reload(" not in request.source:
+            for path in self.own_modules.changed(self.ended):
+                _print(
+                    f"sparkring: {path} has changed since this rank imported it. The rank still has the old module: "
+                    "start a new gang, or call importlib.reload() in a cell on the ranks.\n"
+                )
 
     def news(self) -> messages.RankNews:
         memory_bytes = 0 if self.work is None else self.work.end()

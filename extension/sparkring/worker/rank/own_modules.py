@@ -1,0 +1,75 @@
+"""Finds the user's own modules whose files have changed since a rank of a warm gang imported them.
+
+The rank keeps the old module, while `%autoreload` gives the notebook the new one. Without a message, nobody would
+notice that a cell on the ranks does something else than the same cell in the notebook.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from typing import NamedTuple
+
+from sparkring.worker.rank.imports import is_installed_file
+
+_STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
+_MOST = 300  # at most this many modules are watched, since each of them takes a call of the system in every cell
+
+
+class _Watched(NamedTuple):
+    spec: ModuleSpec  # importlib.reload() makes a new one
+    time: float  # the module has what the file contained at this time
+
+
+class OwnModules:
+    """The user's own modules that this rank has imported."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._watched: dict[str, _Watched] = {}
+
+    def changed(self, since: float) -> list[str]:
+        """Return the paths of the files that have changed since the previous call.
+
+        For modules that have been imported or reloaded since then, `since` is a time after that.
+        """
+        for name in sys.modules.keys() - self._seen:
+            self._seen.add(name)
+            spec = _spec(name)
+            if spec is not None and _is_own(spec) and len(self._watched) < _MOST:
+                self._watched[name] = _Watched(spec, since)
+        found = []
+        for name, (old, last) in self._watched.items():
+            spec = _spec(name)
+            if spec is None or spec.origin is None:
+                continue
+            try:
+                now = os.stat(spec.origin).st_mtime
+            except OSError:  # the file is gone
+                continue
+            if spec is not old:  # the module was reloaded after the previous call
+                last = since
+            if now > last:
+                found.append(spec.origin)
+            self._watched[name] = _Watched(spec, max(now, last))
+        return found
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Return a module's spec, without reading an attribute, which would load a lazy module."""
+    try:
+        spec = object.__getattribute__(sys.modules.get(name), "__dict__").get("__spec__")
+    except AttributeError:  # not a module
+        return None
+    return spec if isinstance(spec, ModuleSpec) else None
+
+
+def _is_own(spec: ModuleSpec) -> bool:
+    path = spec.origin or ""
+    return (
+        path.endswith(".py")
+        and not is_installed_file(path)
+        and not path.startswith(_STANDARD_LIBRARY)
+        and spec.name.partition(".")[0] != "sparkring"
+    )
