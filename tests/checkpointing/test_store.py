@@ -213,6 +213,22 @@ def test_two_stores(directory):
     assert steps(one) == [1] * 4
 
 
+def test_a_clock_that_is_set_back(directory, monkeypatch):
+    """Even then, what is saved last is the newest checkpoint, so it is kept and restored."""
+    one = checkpoints(directory, keep=2)
+    for step in (1, 2):
+        saved(one, step)
+    an_hour_ago = time.time() - 3600
+    monkeypatch.setattr(time, "time", lambda: an_hour_ago)
+    other = checkpoints(directory, keep=2)
+    assert other.restore(state()) == 2
+    for step in (3, 4):
+        saved(other, step)
+    assert one.restore(state()) == 4
+    saved(one, 5)  # this store is older than `other`
+    assert steps(other) == [5, 4]
+
+
 def test_travelling(directory):
     """The notebook's store can be sent to the ranks. Objects of the notebook's process are left out."""
     found = checkpoints(directory, keep=5, best="loss")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import time
 from collections.abc import Mapping
 
 from sparkring.checkpointing.entries import INITIAL, Entry
@@ -29,11 +28,6 @@ def saved_words(entry: Entry, now: float) -> str:
     assert entry.commit is not None
     what = "the initial state" if entry.step == INITIAL else f"step {entry.step:,}"
     return f"{what}, saved {ago(now - entry.commit.time)}"
-
-
-def stamp_after(stamps: list[int]) -> int:
-    """Return the stamp of an attempt that begins now: the time in ms since 1970, but larger than all `stamps`."""
-    return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 
 
 def _body(code: str) -> list[str]:

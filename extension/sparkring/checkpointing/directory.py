@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 
 from sparkring.checkpointing import folder
-from sparkring.checkpointing.compatibility import changes, saved_words, stamp_after
-from sparkring.checkpointing.entries import Entry, Last, Name, newest
+from sparkring.checkpointing.compatibility import changes, saved_words
+from sparkring.checkpointing.entries import Entry, Last, Name, newest, stamp_after
 from sparkring.errors import CheckpointError
 from sparkring.history.record import RunRecord
 from sparkring.runtime.resume_point import Here
