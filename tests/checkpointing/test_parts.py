@@ -86,6 +86,26 @@ def test_a_torch_training_goes_on_bit_equal(kind):
     assert later.get_last_lr() == scheduler.get_last_lr()
 
 
+def test_schedulers_within_a_scheduler():
+    """A MultiStepLR needs a Counter in its state, even if its state is part of another scheduler's state."""
+    at = torch.optim.lr_scheduler
+
+    def make():
+        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 1.0)
+        return at.SequentialLR(optimizer, [at.ConstantLR(optimizer, 0.1, 3), at.MultiStepLR(optimizer, [2, 4])], [3])
+
+    def step(scheduler):
+        scheduler.optimizer.step()
+        scheduler.step()
+        return scheduler.get_last_lr()
+
+    one, other = make(), make()
+    step(one)
+    put_back(other, kept(one))
+    assert type(other._schedulers[1].milestones) is Counter
+    assert [step(other) for _ in range(6)] == [step(one) for _ in range(6)]
+
+
 def test_what_is_taken_of_tensors_is_their_own_memory():
     """tree_of() copies no arrays or CPU tensors, even in modules and lists. So a save copies them only once."""
     model, array, tensor = network(), np.arange(3.0), torch.arange(3.0)

@@ -7,12 +7,14 @@ the key MARK, this dict has the name of the object's kind. Trees contain only va
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -348,7 +350,7 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> None:
         state = OrderedDict(state)
         state._metadata = OrderedDict(plain(tree["metadata"]))
     try:
-        value.load_state_dict(state)
+        value.load_state_dict(state if tree["metadata"] else _with_classes_of(value.state_dict(), state))
     except SparkringError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # a user's class can raise any exception
@@ -371,6 +373,24 @@ def _for_object(value: Any, tree: Any, path: str) -> Any:
     return _with_pieces(
         tree, lambda piece, keys, path: torch_state.joined(piece, counterpart(keys), path), path, whole=leave
     )
+
+
+def _with_classes_of(like: Any, state: Any) -> Any:
+    """Return a saved state whose dicts have the classes that the dicts in `like` have.
+
+    A checkpoint does not keep subclasses of dict, but an object may need one: MultiStepLR has a Counter.
+    """
+    if isinstance(like, dict) and isinstance(state, dict):
+        found = {key: _with_classes_of(like.get(key), item) for key, item in state.items()}
+        if type(like) is dict:
+            return found
+        made = copy.copy(like)
+        made.clear()
+        made.update(found)
+        return made
+    if isinstance(like, list) and isinstance(state, list):
+        return [_with_classes_of(one, item) for one, item in zip_longest(like[: len(state)], state)]
+    return state
 
 
 # ── random numbers ────────────────────────────────────────────────────────────
