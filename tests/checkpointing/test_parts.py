@@ -12,7 +12,16 @@ import pytest
 
 from sparkring import shards
 from sparkring.checkpointing import tree
-from sparkring.checkpointing.parts import MARK, plain, put_back, random_states, set_random_states, tree_of, versions
+from sparkring.checkpointing.parts import (
+    MARK,
+    memory_of,
+    plain,
+    put_back,
+    random_states,
+    set_random_states,
+    tree_of,
+    versions,
+)
 from sparkring.errors import CheckpointError
 
 
@@ -157,6 +166,17 @@ def test_tensors_of_all_kinds(make):
     assert same(put_back({"x": None}, found)["x"], tensor)
 
 
+def test_tensors_that_torch_does_not_change():
+    """Tensors of inference mode are restored in place. A tensor whose elements share memory is replaced."""
+    with torch.inference_mode():
+        live = {"average": torch.ones(2), "same": torch.ones(1).expand(2)}
+    found = kept({"average": torch.tensor([1.0, 2.0]), "same": torch.zeros(2)})
+    average = live["average"]
+    assert put_back(live, found)["average"] is average
+    assert average.tolist() == [1, 2]
+    assert live["same"].tolist() == [0, 0]
+
+
 def test_a_parameter_that_does_not_fit():
     """A parameter of another shape must belong to another model. The error names the parameter."""
     found = kept({"w": [torch.nn.Parameter(torch.zeros(2))]})
@@ -168,11 +188,29 @@ def test_a_parameter_that_does_not_fit():
     assert live.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("make", [lambda: torch.zeros(2).to_sparse(), lambda: torch.zeros(2, device="meta")])
-def test_tensors_that_cannot_be_kept(make):
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: torch.zeros(2).to_sparse(), "sparse_coo"),
+        (lambda: torch.zeros(2, device="meta"), "meta"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), "nested"),
+    ],
+)
+def test_tensors_that_cannot_be_kept(make, kind):
     """The error has the path in the state, and the kind of the tensor."""
-    with pytest.raises(CheckpointError, match=r"state\['a'\]\['b'\] is a tensor of a kind .*(sparse_coo|meta)"):
+    with pytest.raises(CheckpointError, match=rf"state\['a'\]\['b'\] is a tensor of a kind .*{kind}"):
         tree_of({"a": {"b": make()}})
+
+
+def test_a_lazy_module():
+    """Before its first call, it cannot be saved, but a checkpoint can be restored into it."""
+    lazy, found = torch.nn.LazyLinear(1), kept({"model": torch.nn.Linear(2, 1)})
+    with pytest.raises(CheckpointError, match=r"state\['model'\]\['weight'\] belongs to a lazy module.*call the modu"):
+        tree_of({"model": lazy})
+    assert memory_of({"model": lazy}) == {}
+    put_back({"model": lazy}, found)
+    assert lazy.weight.shape == (1, 2)
 
 
 def test_a_module_that_is_another_one():
