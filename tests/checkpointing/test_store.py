@@ -271,6 +271,7 @@ def test_options(tmp_path, options, told):
         ((1, [1]), "a state is a dict"),
         ((1, {}, {"loss": "low"}), r"metrics\['loss'\] is a `str`, not a number"),
         ((1, {}, {"loss": np.zeros(2)}), r"metrics\['loss'\] is a `ndarray`"),
+        ((1, {}, 0.5), "metrics are a dict of numbers, .* not a `float`"),
         ((1, {"a": {"b": object()}}), r"state\['a'\]\['b'\] is a `object`"),
     ],
 )

@@ -137,7 +137,7 @@ class Store:
         number = _whole(step, 0)
         if number is None:
             raise CheckpointError(f"step={step!r}: expected a whole number of at least 0.")
-        self._save(number, state, self._values(metrics or {}))
+        self._save(number, state, self._values({} if metrics is None else metrics))
 
     def _save(self, number: int, state: dict[str, Any], values: dict[str, float]) -> None:
         began = time.monotonic()
@@ -366,6 +366,10 @@ class Store:
         return Policy(self.keep, self.metric, self.mode, lineage, resume, self._stamp_now(), alone)
 
     def _values(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        if not isinstance(metrics, Mapping):
+            raise CheckpointError(
+                f'metrics are a dict of numbers, as in {{"val_loss": loss}}, not a `{type(metrics).__name__}`.'
+            )
         values = {str(name): _number(str(name), value) for name, value in metrics.items()}
         if self.metric and self.metric not in values:
             given = f"only {', '.join(map(repr, values))}" if values else "no metrics"
