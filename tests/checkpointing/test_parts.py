@@ -294,6 +294,19 @@ def test_anything_with_a_state_dict():
         tree.flatten(tree_of([Mine]))
 
 
+def test_a_state_that_contains_itself():
+    """The error has the path. A state with far too many levels for a checkpoint raises an error, too."""
+    state = {"model": torch.nn.Linear(1, 1), "a": []}
+    state["a"].append(state)
+    with pytest.raises(CheckpointError, match=r"state\['a'\]\[0\] contains itself"):
+        tree_of(state)
+    deep = [state["model"]]
+    for _ in range(5_000):
+        deep = [deep]
+    with pytest.raises(CheckpointError, match="more than 100 levels"):
+        tree.flatten(tree_of({"deep": deep}))
+
+
 Pair = namedtuple("Pair", "a b")
 
 

@@ -57,23 +57,29 @@ class Kind(NamedTuple):
     replaceable: bool = False
 
 
-def tree_of(value: Any, path: str = _CALLED) -> Any:
+def tree_of(value: Any, path: str = _CALLED, within: tuple[int, ...] = ()) -> Any:
     """Return the tree of a state. Its arrays share the memory of the state's objects wherever possible.
 
-    Raises CheckpointError, with the path, for an object whose state cannot be read.
+    `within` are the ids of the containers around the value. Raises CheckpointError, with the path, for an object whose
+    state cannot be read.
     """
     if isinstance(value, _AT_ONCE):
         return value
     name = _kind_of(value)
     if name:
         return {MARK: name, "class": type(value).__name__, **_KINDS[name].take(value, path)}
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if id(value) in within:
+        raise CheckpointError(f"{path} contains itself, so a checkpoint cannot hold it: leave it out.")
+    if len(within) > tree_module.DEPTH:
+        return value  # flatten() refuses a state with so many levels
+    within = (*within, id(value))
     if isinstance(value, dict):
-        found = {key: tree_of(item, f"{path}[{key!r}]") for key, item in value.items()}
+        found = {key: tree_of(item, f"{path}[{key!r}]", within) for key, item in value.items()}
         return {MARK: _ESCAPED, "value": found} if MARK in found else found
-    if isinstance(value, list | tuple):
-        items = [tree_of(item, f"{path}[{index}]") for index, item in enumerate(value)]
-        return tuple(items) if isinstance(value, tuple) else items
-    return value
+    items = [tree_of(item, f"{path}[{index}]", within) for index, item in enumerate(value)]
+    return tuple(items) if isinstance(value, tuple) else items
 
 
 def refuse_pieces(tree: Any, path: str = _CALLED) -> None:
