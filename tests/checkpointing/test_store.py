@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
@@ -752,6 +753,28 @@ def test_ranks_that_do_not_save(tmp_path, run, seat, monkeypatch, told):
         found.save(1, state())
     assert steps(found) == []
     assert (files(tmp_path, 1) / "rank-1.safetensors").exists()  # other ranks may still be writing
+
+
+def test_a_cell_goes_on_after_a_failed_save(moody, run, seat, monkeypatch, told):
+    """If a save fails on one rank only, and the cell handles its error, the ranks still share later checkpoints."""
+    monkeypatch.setattr(writing, "OTHERS_LIMIT_S", 0.3)
+    run(moody.directory)
+    stores = []
+    for rank in (0, 1):
+        seat(rank, 2)
+        stores.append(checkpoints(sharded=True))
+    for step in (1, 2, 3):
+        for rank, found in enumerate(stores):
+            seat(rank, 2)
+            moody.on(write=fails(OSError(errno.ENOSPC, "no space")) if (rank, step) == (0, 1) else lambda path: None)
+            with pytest.raises(CheckpointError) if (rank, step) == (0, 2) else contextlib.nullcontext():
+                found.save(step, state(step))
+            if step == 1:
+                found._pending._thread.join()
+    for rank, found in reversed(list(enumerate(stores))):
+        seat(rank, 2)
+        found.wait()
+    assert steps(stores[0]) == [3]
 
 
 def test_a_rank_s_file_is_damaged(tmp_path, run, seat, told):

@@ -142,13 +142,14 @@ class Store:
     def _save(self, number: int, state: dict[str, Any], values: dict[str, float]) -> None:
         began = time.monotonic()
         rank = world.world().rank
+        if not here().stamp and not rank:
+            self._choose_stamp()
+        # First count this call, so that all ranks give their next checkpoint the same name even if one of them fails.
+        steps = self._steps()
+        steps.append(number)
         self.wait()
         if values:
             self.history = [*self.history, (number, values)][-HISTORY:]
-        if not here().stamp and not rank:
-            self._choose_stamp()
-        steps = self._steps()
-        steps.append(number)
         if rank and not self.sharded:
             return
         leaves, metadata = self._apart(state)
