@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import uuid
 
@@ -12,6 +13,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from sparkring.checkpointing import folder, tensors
+from sparkring.checkpointing.directory import open_directory
 from sparkring.checkpointing.entries import COMMIT, Commit, Entry, Name
 from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.runtime.storage import Location, locate
@@ -300,3 +302,23 @@ def test_fsspec_has_what_is_asked(directory):
     """All methods that sparkring uses exist in fsspec's base class, and so in every file system."""
     for method in ("find", "ls", "cat_file", "exists", "size", "rm_file", "rm", "makedirs", "open", "invalidate_cache"):
         assert hasattr(fsspec.AbstractFileSystem, method)
+
+
+def test_what_a_run_skips(directory):
+    """A run that begins says which damaged checkpoints it skips, and from which one it continues instead."""
+    for step in (1, 2, 3):
+        saved(directory, name(step))
+    assert open_directory(directory.written, 2, "code", {}).words(1.5) == (
+        f"continues from step 3, saved just now in {directory.written} (--fresh starts over)"
+    )
+    for step, told in (
+        (3, r"the checkpoint of step 3 in .*run1, which is damaged: rank-0.* is missing; continues from step 2, saved"),
+        (2, r"the checkpoint of step 3 in .*run1 \(and 1 more\), which .* missing; continues from step 1, saved"),
+        (
+            1,
+            r"the checkpoint of step 3 in .*run1 \(and 2 more\), which .* missing; the cell starts over: no checkpoint",
+        ),
+    ):
+        directory.fs.rm_file((directory / name(step) / "rank-0.safetensors").path)
+        assert re.match(f"skipped {told}", open_directory(directory.written, 2, "code", {}).words(1.5))
+    assert open_directory(directory.written, 2, "code", {}, fresh=True).words(1.5) == ""

@@ -26,8 +26,12 @@ def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
 def saved_words(entry: Entry, now: float) -> str:
     """Describe a checkpoint, as in `step 120, saved 3 min ago`."""
     assert entry.commit is not None
-    what = "the initial state" if entry.step == INITIAL else f"step {entry.step:,}"
-    return f"{what}, saved {ago(now - entry.commit.time)}"
+    return f"{step_words(entry)}, saved {ago(now - entry.commit.time)}"
+
+
+def step_words(entry: Entry) -> str:
+    """Name the step of a checkpoint, as in `step 120`."""
+    return "the initial state" if entry.step == INITIAL else f"step {entry.step:,}"
 
 
 def _body(code: str) -> list[str]:
