@@ -304,6 +304,14 @@ def test_fsspec_has_what_is_asked(directory):
         assert hasattr(fsspec.AbstractFileSystem, method)
 
 
+def test_a_file_is_not_a_directory(tmp_path):
+    """A run does not begin if it could not save its checkpoints."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"model.pt is a file, not a directory of checkpoints"):
+        open_directory(str(path), 2, "code", {})
+
+
 def test_what_a_run_skips(directory):
     """A run that begins says which damaged checkpoints it skips, and from which one it continues instead."""
     for step in (1, 2, 3):
