@@ -342,6 +342,19 @@ def test_optimizers_of_all_kinds(horovod, name):
     assert equal(all_variables(trained(again)), all_variables(trained(model)))
 
 
+@pytest.mark.parametrize("name", ["adam", "legacy", "loss scale", "horovod"])
+def test_a_model_that_was_saved_before_its_training(horovod, name):
+    """Its optimizer has no variables for the weights yet. It is restored as new, even into a trained model."""
+    model, new, used = (make(OPTIMIZERS[name](), 0.0) for _ in range(3))
+    found = kept({"model": model})
+    parts.put_back({"model": new}, found)
+    parts.put_back({"model": trained(used)}, found)
+    trained(model)
+    assert int(model.optimizer.iterations) > 0
+    for each in (new, used, parts.plain(found)["model"]):
+        assert equal(all_variables(trained(each)), all_variables(model))
+
+
 def test_what_horovod_has_added_up(horovod):
     """Gradients that were not yet applied are restored, even before Horovod has created its variables."""
     model = trained(make(horovods(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=4), 0.0), 2)
