@@ -495,6 +495,8 @@ def test_layers_modules_variables_tensors_and_optimizers_on_their_own():
     }
     with pytest.raises(CheckpointError, match=r"state\['optimizer'\]: .* Call optimizer\.build"):
         parts.put_back(fresh, found)
+    with pytest.raises(CheckpointError, match=r"Call optimizer\._create_all_weights\(variables\)"):
+        parts.put_back(tf.keras.optimizers.legacy.Adam(0.1), found["optimizer"])
     fresh["optimizer"].build(other.trainable_variables)
     parts.put_back(fresh, found)
     assert equal(other.weights, layer.weights)

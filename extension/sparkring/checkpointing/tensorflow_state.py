@@ -146,7 +146,8 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
         for variable, initial in zip(variables, variables_of(anew), strict=True):
             variable.assign(initial)
         variables = variables[:saved]
-    VARIABLES.put(variables, tree, path, "the optimizer", optimizer_advice(trainable))
+    advice = optimizer_advice(trainable, _builder(optimizer))
+    VARIABLES.put(variables, tree, path, "the optimizer", advice)
     here = _settings(optimizer)
     known = [(here[name], found) for name, found in tree["settings"].items() if name in here]
     VARIABLES.assign(known, path, "the optimizer")
@@ -162,8 +163,11 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
 
 
 def _build_optimizer(optimizer: Any, trainable: Sequence[Any]) -> None:
-    # A legacy optimizer has no build().
-    (optimizer.build if hasattr(optimizer, "build") else optimizer._create_all_weights)(trainable)
+    getattr(optimizer, _builder(optimizer))(trainable)
+
+
+def _builder(optimizer: Any) -> str:
+    return "build" if hasattr(optimizer, "build") else "_create_all_weights"  # a legacy optimizer has no build()
 
 
 def _without_horovod(optimizer: Any) -> Any:
