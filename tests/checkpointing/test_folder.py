@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import uuid
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -14,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from sparkring.checkpointing import folder, tensors
 from sparkring.checkpointing.directory import open_directory
-from sparkring.checkpointing.entries import COMMIT, Commit, Entry, Name
+from sparkring.checkpointing.entries import COMMIT, Commit, Entry, Last, Name
 from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.runtime.storage import Location, locate
 
@@ -310,6 +311,14 @@ def test_a_file_is_not_a_directory(tmp_path):
     path.write_bytes(b"x")
     with pytest.raises(CheckpointError, match=r"model.pt is a file, not a directory of checkpoints"):
         open_directory(str(path), 2, "code", {})
+
+
+def test_a_relative_path(tmp_path, monkeypatch):
+    """Ranks use the folder below the notebook's, even if the cell changes the working directory first."""
+    monkeypatch.chdir(tmp_path)
+    found = open_directory("run1", 2, "code", {})
+    monkeypatch.chdir("/")
+    assert locate(found.here(SimpleNamespace(code="", run_id=""), Last()).directory).path == str(tmp_path / "run1")
 
 
 def test_what_a_run_skips(directory):

@@ -26,7 +26,7 @@ class Directory:
     def __init__(
         self, location: Location, first: Entry | None, stamps: list[int], skipped: Sequence[Entry] = ()
     ) -> None:
-        self.location = location
+        self.location = location.anchored()  # ranks may change their working directory before they use it
         self.first = first
         self.skipped = skipped
         self._stamps = stamps
