@@ -217,6 +217,23 @@ def test_a_fit_that_is_stopped_in_an_epoch_and_goes_on_later(numbered):
     assert data.start == (2, 3, ())
 
 
+def test_a_training_that_has_two_parts(numbered):
+    """If the first part is complete, its fit() trains nothing, and the second one begins within its epoch."""
+    store, numbers = Memory(), []
+    data, model = numbered_shards(numbered), make()
+    resume = resuming.resume(store, model, data=data, every=7)
+    fit(model, data, resume, epochs=1)
+    with pytest.raises(Stop):
+        fit(model, data, resume, stop_after(28 - STEPS), epochs=2, initial_epoch=1)
+    data, model = numbered_shards(numbered), make()
+    resume = resuming.resume(store, model, data=data, every=7)
+    note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: numbers.append(batch))
+    for epochs in (1, 2):
+        fit(model, data, resume, note, epochs=epochs, initial_epoch=resume.initial_epoch)
+    assert numbers == list(range(28 - STEPS, STEPS))
+    assert len(resume.history["loss"]) == 2
+
+
 def test_without_data_and_with_validation():
     """The save after an epoch's last batch waits for the validation, and includes its metrics."""
     store, x = Memory(), np.ones((40, 2), "f4")
