@@ -124,10 +124,9 @@ def run_started(
 ) -> events.RunStarted:
     """Return the first event of the record of a run that begins now."""
     kept, place = captured[: events.CAPTURED_KEPT], "local" if options.np < 0 else "spark"
+    directory = locate(options.checkpoint_dir).anchored().written if options.checkpoint_dir else ""
     started = events.RunStarted(time.time(), run_store.new_id(), title, code, size, place, framework, "all")
-    return started._replace(
-        checkpoint_dir=options.checkpoint_dir, captured=kept, versions=versions(), notify=options.notify
-    )
+    return started._replace(checkpoint_dir=directory, captured=kept, versions=versions(), notify=options.notify)
 
 
 def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str, modules: Collection[str]) -> bool:
