@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 
@@ -112,6 +113,8 @@ def open_directory(
     PathError if `path` is invalid.
     """
     location = locate(path)
+    if location.local and os.path.isfile(location.path):
+        raise CheckpointError(f"{path} is a file, not a directory of checkpoints: use another path.")
     try:
         entries = folder.listing(location)
     except OSError as error:

@@ -77,13 +77,8 @@ def listing(directory: Location) -> list[Entry]:
 
 
 def folders(directory: Location) -> dict[str, Folder]:
-    """Return the folders in `directory` that are named like checkpoints, by name; some may be incomplete.
-
-    Raises CheckpointError if the directory cannot be read.
-    """
+    """Return the folders in `directory` that are named like checkpoints, by name; some may be incomplete."""
     found: dict[str, Folder] = {}
-    if directory.local and os.path.isfile(directory.path):
-        raise CheckpointError(f"{directory.written} is a file, not a directory of checkpoints: use another path.")
     with in_words(f"the checkpoints in {directory.written} cannot be read"):
         directory.fs.invalidate_cache()  # fsspec caches listings without a time limit
         for info in _listed(directory):
