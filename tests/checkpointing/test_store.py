@@ -7,6 +7,7 @@ import errno
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -454,12 +455,27 @@ def test_real_directories(tmp_path):
             saved(checkpoints(path), 1)
 
 
+def test_after_an_interrupt(moody):
+    """If the user interrupts save() while it waits for the save before, the next save() waits for that save again."""
+    go = threading.Event()
+    moody.on(write=lambda path: go.wait(60))
+    found = checkpoints(moody.directory)
+    found.save(1, state(1, scale=1.0))
+    threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        found.save(2, state(2, scale=2.0))
+    threading.Timer(0.1, go.set).start()
+    saved(found, 3, scale=3.0)
+    assert [found.load(step)["w"][0, 1] for step in (1, 3)] == [1.0, 3.0]
+
+
 def test_after_a_fork(moody, tmp_path):
     """A forked process does not wait for its parent's saves, and does not raise their errors."""
     (tmp_path / "file").touch()
     failed = checkpoints(tmp_path / "file")
     failed.save(1, state())
-    failed._pending._thread.join()
+    with failed._pending._ended:
+        pass
     go = threading.Event()
     moody.on(write=lambda path: go.wait(60))
     found = checkpoints(moody.directory)
@@ -770,7 +786,8 @@ def test_a_cell_goes_on_after_a_failed_save(moody, run, seat, monkeypatch, told)
             with pytest.raises(CheckpointError) if (rank, step) == (0, 2) else contextlib.nullcontext():
                 found.save(step, state(step))
             if step == 1:
-                found._pending._thread.join()
+                with found._pending._ended:
+                    pass
     for rank, found in reversed(list(enumerate(stores))):
         seat(rank, 2)
         found.wait()

@@ -168,12 +168,13 @@ class Store:
         pending = PendingSave()
         try:
             copy = tensors.copy_into(self._arena, layout, leaves)
-        except BaseException:  # an interrupt, too: without start(), the thread of the save would wait forever
-            pending.start(None)
+            save = save._replace(blocked_s=time.monotonic() - began)
+            self._pending = pending
+            pending.start(lambda: writing.carry_out(save, (copy,)))
+        except BaseException:  # an interrupt, too: otherwise, the thread of the save would wait forever
+            pending.cancel()
+            self._arena = np.empty(0, np.uint8)  # other threads may still write to it
             raise
-        save = save._replace(blocked_s=time.monotonic() - began)
-        self._pending = pending
-        pending.start(lambda: writing.carry_out(save, (copy,)))
 
     def wait(self) -> None:
         """Wait until the current save is complete. Raises CheckpointError if the save failed."""
