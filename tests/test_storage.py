@@ -37,6 +37,18 @@ def test_all_forms_are_one_path(root, form):
     assert (found / "x").path == str(root / "ml" / "run1" / "x")
 
 
+def test_anchored_paths(root, tmp_path, monkeypatch):
+    """An anchored path is found from any working directory."""
+    monkeypatch.chdir(tmp_path)
+    for path in ("a b/c", "file:a", "~/x", "./a", *(form.format("a") for form in FORMS), "memory://a/b", "/a"):
+        found = locate(path).anchored()
+        assert found.path == locate(path).path
+        monkeypatch.chdir("/")
+        assert locate(found.written).path == found.path
+        monkeypatch.chdir(tmp_path)
+    assert locate("dbfs:/a").anchored().written == "dbfs:/a"
+
+
 def test_the_root_without_a_mount(tmp_path, monkeypatch):
     """Outside Databricks, the root is a folder in the user's data folder, which is made when it is first used."""
     if os.path.isdir(DBFS_MOUNT):

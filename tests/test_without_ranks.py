@@ -85,6 +85,12 @@ def test_a_trainer_that_the_notebook_has_made(home: str) -> None:
 # ── Runs and restarts ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_relative_directory_of_checkpoints(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record has the whole path, so `%checkpoints` finds the directory from another folder, too."""
+    monkeypatch.chdir(tmp_path)
+    assert run(lambda rank: 1, checkpoint_dir="kept").record.checkpoint_dir == str(tmp_path / "kept")
+
+
 def test_a_run(run):
     """The result has the values by rank; the record has the ranks' hosts and states."""
     result = run(lambda rank: rank.world.rank * 10)

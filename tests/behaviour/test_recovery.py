@@ -225,11 +225,13 @@ store.save(1, {"x": 1})
     assert any("could not be saved" in notice.text for notice in caught.value.record.notices)
 
 
-def test_a_directory_that_cannot_be_read(local, tmp_path):
+def test_a_directory_that_cannot_be_used(local, tmp_path):
     """The error comes before any rank is started."""
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"/file/x"):
         local.run("1", checkpoint_dir=str(tmp_path / "file" / "x"))
+    with pytest.raises(CheckpointError, match=r"memory://x is the memory of a single process"):
+        local.run("1", checkpoint_dir="memory://x")
 
 
 def test_the_kernel_is_killed(driver, tmp_path):

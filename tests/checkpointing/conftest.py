@@ -69,7 +69,8 @@ def nothing_on_its_way():
     yield
     left = list(background._unfinished)
     for save in left:
-        save._thread.join()
+        with save._ended:
+            pass
     background._unfinished.clear()
     assert not left, "the test left a save unfinished, or its error unraised"
 

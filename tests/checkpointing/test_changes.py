@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from sparkring.checkpointing.compatibility import changes, saved_words, stamp_after
-from sparkring.checkpointing.entries import Commit, Entry
+from sparkring.checkpointing.compatibility import changes, saved_words
+from sparkring.checkpointing.entries import Commit, Entry, stamp_after
 
 CELL = "%%horovod -n -2 --checkpoint-dir /x\nlr = 0.1\n\ntrain(lr)  # as ever\n"
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import uuid
+from types import SimpleNamespace
 
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from sparkring.checkpointing import folder, tensors
-from sparkring.checkpointing.entries import COMMIT, Commit, Entry, Name
+from sparkring.checkpointing.directory import open_directory
+from sparkring.checkpointing.entries import COMMIT, Commit, Entry, Last, Name
 from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.runtime.storage import Location, locate
 
@@ -300,3 +303,39 @@ def test_fsspec_has_what_is_asked(directory):
     """All methods that sparkring uses exist in fsspec's base class, and so in every file system."""
     for method in ("find", "ls", "cat_file", "exists", "size", "rm_file", "rm", "makedirs", "open", "invalidate_cache"):
         assert hasattr(fsspec.AbstractFileSystem, method)
+
+
+def test_a_file_is_not_a_directory(tmp_path):
+    """A run does not begin if it could not save its checkpoints."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"model.pt is a file, not a directory of checkpoints"):
+        open_directory(str(path), 2, "code", {})
+
+
+def test_a_relative_path(tmp_path, monkeypatch):
+    """Ranks use the folder below the notebook's, even if the cell changes the working directory first."""
+    monkeypatch.chdir(tmp_path)
+    found = open_directory("run1", 2, "code", {})
+    monkeypatch.chdir("/")
+    assert locate(found.here(SimpleNamespace(code="", run_id=""), Last()).directory).path == str(tmp_path / "run1")
+
+
+def test_what_a_run_skips(directory):
+    """A run that begins says which damaged checkpoints it skips, and from which one it continues instead."""
+    for step in (1, 2, 3):
+        saved(directory, name(step))
+    assert open_directory(directory.written, 2, "code", {}).words(1.5) == (
+        f"continues from step 3, saved just now in {directory.written} (--fresh starts over)"
+    )
+    for step, told in (
+        (3, r"the checkpoint of step 3 in .*run1, which is damaged: rank-0.* is missing; continues from step 2, saved"),
+        (2, r"the checkpoint of step 3 in .*run1 \(and 1 more\), which .* missing; continues from step 1, saved"),
+        (
+            1,
+            r"the checkpoint of step 3 in .*run1 \(and 2 more\), which .* missing; the cell starts over: no checkpoint",
+        ),
+    ):
+        directory.fs.rm_file((directory / name(step) / "rank-0.safetensors").path)
+        assert re.match(f"skipped {told}", open_directory(directory.written, 2, "code", {}).words(1.5))
+    assert open_directory(directory.written, 2, "code", {}, fresh=True).words(1.5) == ""

@@ -217,6 +217,23 @@ def test_a_fit_that_is_stopped_in_an_epoch_and_goes_on_later(numbered):
     assert data.start == (2, 3, ())
 
 
+def test_a_training_that_has_two_parts(numbered):
+    """If the first part is complete, its fit() trains nothing, and the second one begins within its epoch."""
+    store, numbers = Memory(), []
+    data, model = numbered_shards(numbered), make()
+    resume = resuming.resume(store, model, data=data, every=7)
+    fit(model, data, resume, epochs=1)
+    with pytest.raises(Stop):
+        fit(model, data, resume, stop_after(28 - STEPS), epochs=2, initial_epoch=1)
+    data, model = numbered_shards(numbered), make()
+    resume = resuming.resume(store, model, data=data, every=7)
+    note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: numbers.append(batch))
+    for epochs in (1, 2):
+        fit(model, data, resume, note, epochs=epochs, initial_epoch=resume.initial_epoch)
+    assert numbers == list(range(28 - STEPS, STEPS))
+    assert len(resume.history["loss"]) == 2
+
+
 def test_without_data_and_with_validation():
     """The save after an epoch's last batch waits for the validation, and includes its metrics."""
     store, x = Memory(), np.ones((40, 2), "f4")
@@ -340,6 +357,19 @@ def test_optimizers_of_all_kinds(horovod, name):
     if name == "loss scale":
         assert float(again.optimizer.loss_scale) == float(anew.optimizer.loss_scale) == 64.0
     assert equal(all_variables(trained(again)), all_variables(trained(model)))
+
+
+@pytest.mark.parametrize("name", ["adam", "legacy", "loss scale", "horovod"])
+def test_a_model_that_was_saved_before_its_training(horovod, name):
+    """Its optimizer has no variables for the weights yet. It is restored as new, even into a trained model."""
+    model, new, used = (make(OPTIMIZERS[name](), 0.0) for _ in range(3))
+    found = kept({"model": model})
+    parts.put_back({"model": new}, found)
+    parts.put_back({"model": trained(used)}, found)
+    trained(model)
+    assert int(model.optimizer.iterations) > 0
+    for each in (new, used, parts.plain(found)["model"]):
+        assert equal(all_variables(trained(each)), all_variables(model))
 
 
 def test_what_horovod_has_added_up(horovod):
@@ -482,6 +512,8 @@ def test_layers_modules_variables_tensors_and_optimizers_on_their_own():
     }
     with pytest.raises(CheckpointError, match=r"state\['optimizer'\]: .* Call optimizer\.build"):
         parts.put_back(fresh, found)
+    with pytest.raises(CheckpointError, match=r"Call optimizer\._create_all_weights\(variables\)"):
+        parts.put_back(tf.keras.optimizers.legacy.Adam(0.1), found["optimizer"])
     fresh["optimizer"].build(other.trainable_variables)
     parts.put_back(fresh, found)
     assert equal(other.weights, layer.weights)

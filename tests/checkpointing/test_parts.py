@@ -12,7 +12,16 @@ import pytest
 
 from sparkring import shards
 from sparkring.checkpointing import tree
-from sparkring.checkpointing.parts import MARK, plain, put_back, random_states, set_random_states, tree_of, versions
+from sparkring.checkpointing.parts import (
+    MARK,
+    memory_of,
+    plain,
+    put_back,
+    random_states,
+    set_random_states,
+    tree_of,
+    versions,
+)
 from sparkring.errors import CheckpointError
 
 
@@ -86,6 +95,26 @@ def test_a_torch_training_goes_on_bit_equal(kind):
     assert later.get_last_lr() == scheduler.get_last_lr()
 
 
+def test_schedulers_within_a_scheduler():
+    """A MultiStepLR needs a Counter in its state, even if its state is part of another scheduler's state."""
+    at = torch.optim.lr_scheduler
+
+    def make():
+        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 1.0)
+        return at.SequentialLR(optimizer, [at.ConstantLR(optimizer, 0.1, 3), at.MultiStepLR(optimizer, [2, 4])], [3])
+
+    def step(scheduler):
+        scheduler.optimizer.step()
+        scheduler.step()
+        return scheduler.get_last_lr()
+
+    one, other = make(), make()
+    step(one)
+    put_back(other, kept(one))
+    assert type(other._schedulers[1].milestones) is Counter
+    assert [step(other) for _ in range(6)] == [step(one) for _ in range(6)]
+
+
 def test_what_is_taken_of_tensors_is_their_own_memory():
     """tree_of() copies no arrays or CPU tensors, even in modules and lists. So a save copies them only once."""
     model, array, tensor = network(), np.arange(3.0), torch.arange(3.0)
@@ -137,6 +166,17 @@ def test_tensors_of_all_kinds(make):
     assert same(put_back({"x": None}, found)["x"], tensor)
 
 
+def test_tensors_that_torch_does_not_change():
+    """Tensors of inference mode are restored in place. A tensor whose elements share memory is replaced."""
+    with torch.inference_mode():
+        live = {"average": torch.ones(2), "same": torch.ones(1).expand(2)}
+    found = kept({"average": torch.tensor([1.0, 2.0]), "same": torch.zeros(2)})
+    average = live["average"]
+    assert put_back(live, found)["average"] is average
+    assert average.tolist() == [1, 2]
+    assert live["same"].tolist() == [0, 0]
+
+
 def test_a_parameter_that_does_not_fit():
     """A parameter of another shape must belong to another model. The error names the parameter."""
     found = kept({"w": [torch.nn.Parameter(torch.zeros(2))]})
@@ -148,11 +188,29 @@ def test_a_parameter_that_does_not_fit():
     assert live.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("make", [lambda: torch.zeros(2).to_sparse(), lambda: torch.zeros(2, device="meta")])
-def test_tensors_that_cannot_be_kept(make):
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: torch.zeros(2).to_sparse(), "sparse_coo"),
+        (lambda: torch.zeros(2, device="meta"), "meta"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]), "nested"),
+    ],
+)
+def test_tensors_that_cannot_be_kept(make, kind):
     """The error has the path in the state, and the kind of the tensor."""
-    with pytest.raises(CheckpointError, match=r"state\['a'\]\['b'\] is a tensor of a kind .*(sparse_coo|meta)"):
+    with pytest.raises(CheckpointError, match=rf"state\['a'\]\['b'\] is a tensor of a kind .*{kind}"):
         tree_of({"a": {"b": make()}})
+
+
+def test_a_lazy_module():
+    """Before its first call, it cannot be saved, but a checkpoint can be restored into it."""
+    lazy, found = torch.nn.LazyLinear(1), kept({"model": torch.nn.Linear(2, 1)})
+    with pytest.raises(CheckpointError, match=r"state\['model'\]\['weight'\] belongs to a lazy module.*call the modu"):
+        tree_of({"model": lazy})
+    assert memory_of({"model": lazy}) == {}
+    put_back({"model": lazy}, found)
+    assert lazy.weight.shape == (1, 2)
 
 
 def test_a_module_that_is_another_one():
@@ -234,6 +292,19 @@ def test_anything_with_a_state_dict():
         assert scaler.get_scale() == 8.0
     with pytest.raises(CheckpointError, match=r"state\[0\]"):
         tree.flatten(tree_of([Mine]))
+
+
+def test_a_state_that_contains_itself():
+    """The error has the path. A state with far too many levels for a checkpoint raises an error, too."""
+    state = {"model": torch.nn.Linear(1, 1), "a": []}
+    state["a"].append(state)
+    with pytest.raises(CheckpointError, match=r"state\['a'\]\[0\] contains itself"):
+        tree_of(state)
+    deep = [state["model"]]
+    for _ in range(5_000):
+        deep = [deep]
+    with pytest.raises(CheckpointError, match="more than 100 levels"):
+        tree.flatten(tree_of({"deep": deep}))
 
 
 Pair = namedtuple("Pair", "a b")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -213,6 +215,22 @@ def test_two_stores(directory):
     assert steps(one) == [1] * 4
 
 
+def test_a_clock_that_is_set_back(directory, monkeypatch):
+    """Even then, what is saved last is the newest checkpoint, so it is kept and restored."""
+    one = checkpoints(directory, keep=2)
+    for step in (1, 2):
+        saved(one, step)
+    an_hour_ago = time.time() - 3600
+    monkeypatch.setattr(time, "time", lambda: an_hour_ago)
+    other = checkpoints(directory, keep=2)
+    assert other.restore(state()) == 2
+    for step in (3, 4):
+        saved(other, step)
+    assert one.restore(state()) == 4
+    saved(one, 5)  # this store is older than `other`
+    assert steps(other) == [5, 4]
+
+
 def test_travelling(directory):
     """The notebook's store can be sent to the ranks. Objects of the notebook's process are left out."""
     found = checkpoints(directory, keep=5, best="loss")
@@ -255,6 +273,7 @@ def test_options(tmp_path, options, told):
         ((1, [1]), "a state is a dict"),
         ((1, {}, {"loss": "low"}), r"metrics\['loss'\] is a `str`, not a number"),
         ((1, {}, {"loss": np.zeros(2)}), r"metrics\['loss'\] is a `ndarray`"),
+        ((1, {}, 0.5), "metrics are a dict of numbers, .* not a `float`"),
         ((1, {"a": {"b": object()}}), r"state\['a'\]\['b'\] is a `object`"),
     ],
 )
@@ -436,12 +455,27 @@ def test_real_directories(tmp_path):
             saved(checkpoints(path), 1)
 
 
+def test_after_an_interrupt(moody):
+    """If the user interrupts save() while it waits for the save before, the next save() waits for that save again."""
+    go = threading.Event()
+    moody.on(write=lambda path: go.wait(60))
+    found = checkpoints(moody.directory)
+    found.save(1, state(1, scale=1.0))
+    threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        found.save(2, state(2, scale=2.0))
+    threading.Timer(0.1, go.set).start()
+    saved(found, 3, scale=3.0)
+    assert [found.load(step)["w"][0, 1] for step in (1, 3)] == [1.0, 3.0]
+
+
 def test_after_a_fork(moody, tmp_path):
     """A forked process does not wait for its parent's saves, and does not raise their errors."""
     (tmp_path / "file").touch()
     failed = checkpoints(tmp_path / "file")
     failed.save(1, state())
-    failed._pending._thread.join()
+    with failed._pending._ended:
+        pass
     go = threading.Event()
     moody.on(write=lambda path: go.wait(60))
     found = checkpoints(moody.directory)
@@ -735,6 +769,29 @@ def test_ranks_that_do_not_save(tmp_path, run, seat, monkeypatch, told):
         found.save(1, state())
     assert steps(found) == []
     assert (files(tmp_path, 1) / "rank-1.safetensors").exists()  # other ranks may still be writing
+
+
+def test_a_cell_goes_on_after_a_failed_save(moody, run, seat, monkeypatch, told):
+    """If a save fails on one rank only, and the cell handles its error, the ranks still share later checkpoints."""
+    monkeypatch.setattr(writing, "OTHERS_LIMIT_S", 0.3)
+    run(moody.directory)
+    stores = []
+    for rank in (0, 1):
+        seat(rank, 2)
+        stores.append(checkpoints(sharded=True))
+    for step in (1, 2, 3):
+        for rank, found in enumerate(stores):
+            seat(rank, 2)
+            moody.on(write=fails(OSError(errno.ENOSPC, "no space")) if (rank, step) == (0, 1) else lambda path: None)
+            with pytest.raises(CheckpointError) if (rank, step) == (0, 2) else contextlib.nullcontext():
+                found.save(step, state(step))
+            if step == 1:
+                with found._pending._ended:
+                    pass
+    for rank, found in reversed(list(enumerate(stores))):
+        seat(rank, 2)
+        found.wait()
+    assert steps(stores[0]) == [3]
 
 
 def test_a_rank_s_file_is_damaged(tmp_path, run, seat, told):

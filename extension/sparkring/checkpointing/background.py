@@ -21,34 +21,42 @@ class PendingSave:
         self.error: Exception | None = None
         self._pid = os.getpid()
         self._save: Callable[[], None] | None = None
-        self._may_run = threading.Lock()
-        self._may_run.acquire()
-        self._thread = threading.Thread(target=self._run, name="sparkring-checkpoint", daemon=True)
-        self._thread.start()
+        self._may_run = threading.Lock()  # the thread can acquire it once the save may run
+        # Until Python 3.13, a thread counts as ended if its join() was interrupted. So wait() acquires this lock.
+        self._ended = threading.Lock()
+        for lock in (self._may_run, self._ended):
+            lock.acquire()
+        threading.Thread(target=self._run, name="sparkring-checkpoint", daemon=True).start()
 
-    def start(self, save: Callable[[], None] | None) -> None:
-        """Begin to run `save`; None cancels the save."""
+    def start(self, save: Callable[[], None]) -> None:
+        """Begin to run `save`."""
         self._save = save
-        if save is not None:
-            _unfinished[self] = None
+        _unfinished[self] = None
         self._may_run.release()
+
+    def cancel(self) -> None:
+        """Let the thread end without a save, unless start() was called."""
+        if self._may_run.locked():
+            self._may_run.release()
 
     def _run(self) -> None:
         self._may_run.acquire()
-        if self._save is None:
-            return
         try:
-            self._save()
+            if self._save is not None:
+                self._save()
         except Exception as error:  # wait() raises it in the training's own thread
             self.error = error
         else:
             _unfinished.pop(self, None)
+        finally:
+            self._ended.release()
 
     def wait(self) -> None:
         """Wait until the save is done, and raise its error unless it was raised before."""
         if self._pid != os.getpid():
             return  # a forked child has a copy of its parent's memory, but not the parent's threads
-        self._thread.join()
+        with self._ended:
+            pass
         _unfinished.pop(self, None)
         error, self.error = self.error, None
         if error is not None:

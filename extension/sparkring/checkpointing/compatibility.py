@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import time
 from collections.abc import Mapping
 
 from sparkring.capture.syntax import parsed
@@ -28,13 +27,12 @@ def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
 def saved_words(entry: Entry, now: float) -> str:
     """Describe a checkpoint, as in `step 120, saved 3 min ago`."""
     assert entry.commit is not None
-    what = "the initial state" if entry.step == INITIAL else f"step {entry.step:,}"
-    return f"{what}, saved {ago(now - entry.commit.time)}"
+    return f"{step_words(entry)}, saved {ago(now - entry.commit.time)}"
 
 
-def stamp_after(stamps: list[int]) -> int:
-    """Return the stamp of an attempt that begins now: the time in ms since 1970, but larger than all `stamps`."""
-    return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
+def step_words(entry: Entry) -> str:
+    """Name the step of a checkpoint, as in `step 120`."""
+    return "the initial state" if entry.step == INITIAL else f"step {entry.step:,}"
 
 
 def _body(code: str) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sparkring.checkpointing import folder
-from sparkring.checkpointing.compatibility import changes, saved_words, stamp_after
-from sparkring.checkpointing.entries import Entry, Last, Name, newest
+from sparkring.checkpointing.compatibility import changes, saved_words, step_words
+from sparkring.checkpointing.entries import Entry, Last, Name, newest, stamp_after
 from sparkring.errors import CheckpointError
 from sparkring.history.record import RunRecord
 from sparkring.runtime.resume_point import Here
@@ -18,14 +19,17 @@ from sparkring.runtime.storage import Location, locate
 class Directory:
     """A run's directory of checkpoints, and the checkpoint that the run continues from.
 
-    `first` is the checkpoint to continue from, or None. `lineage` is an id that is the same in all checkpoints of one
-    training run, even if it has been restarted or continued. No other training run may use the directory at the same
-    time.
+    `first` is the checkpoint to continue from, or None. `skipped` are the newer checkpoints, which are damaged, newest
+    first. `lineage` is an id that is the same in all checkpoints of one training run, even if it has been restarted or
+    continued. No other training run may use the directory at the same time.
     """
 
-    def __init__(self, location: Location, first: Entry | None, stamps: list[int]) -> None:
-        self.location = location
+    def __init__(
+        self, location: Location, first: Entry | None, stamps: list[int], skipped: Sequence[Entry] = ()
+    ) -> None:
+        self.location = location.anchored()  # ranks may change their working directory before they use it
         self.first = first
+        self.skipped = skipped
         self._stamps = stamps
         commit = first.commit if first is not None else None
         self.lineage = commit.lineage if commit is not None else f"{stamp_after(stamps)}"
@@ -73,10 +77,24 @@ class Directory:
         )
 
     def words(self, now: float) -> str:
-        """Return the sentence that a run shows if it continues from a checkpoint; '' if it does not."""
-        if self.first is None:
-            return ""
-        return f"continues from {saved_words(self.first, now)} in {self.location.written} (--fresh starts over)"
+        """Return what a run shows about the checkpoint from which it continues, and about damaged ones; '' if nothing.
+
+        If all checkpoints are damaged, the run starts over.
+        """
+        told = []
+        if self.skipped:
+            entry, *others = self.skipped
+            more = f" (and {len(others)} more)" if others else ""
+            told.append(
+                f"skipped the checkpoint of {step_words(entry)} in {self.location.written}{more}, which is damaged: "
+                f"{entry.reason}"
+            )
+        if self.first is not None:
+            saved = saved_words(self.first, now)
+            told.append(f"continues from {saved} in {self.location.written} (--fresh starts over)")
+        elif self.skipped:
+            told.append("the cell starts over: no checkpoint is left")
+        return "; ".join(told)
 
     def _ours(self, entry: Entry) -> bool:
         return entry.state == "committed" and entry.commit is not None and entry.commit.lineage == self.lineage
@@ -95,6 +113,8 @@ def open_directory(
     PathError if `path` is invalid.
     """
     location = locate(path)
+    if location.local and os.path.isfile(location.path):
+        raise CheckpointError(f"{path} is a file, not a directory of checkpoints: use another path.")
     try:
         entries = folder.listing(location)
     except OSError as error:
@@ -104,8 +124,10 @@ def open_directory(
         ) from error
     stamps = [entry.parsed.stamp for entry in entries]
     found = None if fresh else newest(entries)
+    age = (0, 0) if found is None else found.parsed.age
+    skipped = [entry for entry in entries if entry.state == "corrupt" and entry.parsed.age > age and not fresh]
     if found is None:
-        return Directory(location, None, stamps)
+        return Directory(location, None, stamps, skipped)
     commit = found.commit
     assert commit is not None
     saved = f"{path} has a checkpoint of {saved_words(found, time.time())}"
@@ -119,4 +141,4 @@ def open_directory(
             f"{saved}, and {changed}\nRun the cell with --resume to continue from it anyway, or with --fresh to start "
             "over (existing checkpoints are kept)."
         )
-    return Directory(location, found, stamps)
+    return Directory(location, found, stamps, skipped)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import time
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -113,6 +114,11 @@ class Last(NamedTuple):
     step: int = 0
     there: tuple[str, ...] = ()
     commit: Commit | None = None
+
+
+def stamp_after(stamps: list[int]) -> int:
+    """Return the stamp of an attempt that begins now: the time in ms since 1970, but larger than all `stamps`."""
+    return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 
 
 def changed_at(info: dict[str, Any]) -> float:

@@ -193,7 +193,10 @@ class ResumeKeras2(Resume):
         """Return the epoch and the batch that fit() begins with. Keras calls this method of `model._training_state`."""
         self.model._training_state = None
         assert self._first is not None
-        (epoch, batch), self._first = self._first, None
+        epoch, batch = self._first
+        if epoch >= self.params.get("epochs", epoch + 1):
+            return epoch, 0  # this fit() has nothing left to train: the next one begins at this epoch and batch
+        self._first = None
         if initial_epoch > epoch:
             return initial_epoch, 0
         if self._data is not None and not steps_per_epoch:

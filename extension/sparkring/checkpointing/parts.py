@@ -7,12 +7,14 @@ the key MARK, this dict has the name of the object's kind. Trees contain only va
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,23 +57,29 @@ class Kind(NamedTuple):
     replaceable: bool = False
 
 
-def tree_of(value: Any, path: str = _CALLED) -> Any:
+def tree_of(value: Any, path: str = _CALLED, within: tuple[int, ...] = ()) -> Any:
     """Return the tree of a state. Its arrays share the memory of the state's objects wherever possible.
 
-    Raises CheckpointError, with the path, for an object whose state cannot be read.
+    `within` are the ids of the containers around the value. Raises CheckpointError, with the path, for an object whose
+    state cannot be read.
     """
     if isinstance(value, _AT_ONCE):
         return value
     name = _kind_of(value)
     if name:
         return {MARK: name, "class": type(value).__name__, **_KINDS[name].take(value, path)}
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if id(value) in within:
+        raise CheckpointError(f"{path} contains itself, so a checkpoint cannot hold it: leave it out.")
+    if len(within) > tree_module.DEPTH:
+        return value  # flatten() refuses a state with so many levels
+    within = (*within, id(value))
     if isinstance(value, dict):
-        found = {key: tree_of(item, f"{path}[{key!r}]") for key, item in value.items()}
+        found = {key: tree_of(item, f"{path}[{key!r}]", within) for key, item in value.items()}
         return {MARK: _ESCAPED, "value": found} if MARK in found else found
-    if isinstance(value, list | tuple):
-        items = [tree_of(item, f"{path}[{index}]") for index, item in enumerate(value)]
-        return tuple(items) if isinstance(value, tuple) else items
-    return value
+    items = [tree_of(item, f"{path}[{index}]", within) for index, item in enumerate(value)]
+    return tuple(items) if isinstance(value, tuple) else items
 
 
 def refuse_pieces(tree: Any, path: str = _CALLED) -> None:
@@ -348,7 +356,7 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> None:
         state = OrderedDict(state)
         state._metadata = OrderedDict(plain(tree["metadata"]))
     try:
-        value.load_state_dict(state)
+        value.load_state_dict(state if tree["metadata"] else _with_classes_of(value.state_dict(), state))
     except SparkringError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # a user's class can raise any exception
@@ -371,6 +379,24 @@ def _for_object(value: Any, tree: Any, path: str) -> Any:
     return _with_pieces(
         tree, lambda piece, keys, path: torch_state.joined(piece, counterpart(keys), path), path, whole=leave
     )
+
+
+def _with_classes_of(like: Any, state: Any) -> Any:
+    """Return a saved state whose dicts have the classes that the dicts in `like` have.
+
+    A checkpoint does not keep subclasses of dict, but an object may need one: MultiStepLR has a Counter.
+    """
+    if isinstance(like, dict) and isinstance(state, dict):
+        found = {key: _with_classes_of(like.get(key), item) for key, item in state.items()}
+        if type(like) is dict:
+            return found
+        made = copy.copy(like)
+        made.clear()
+        made.update(found)
+        return made
+    if isinstance(like, list) and isinstance(state, list):
+        return [_with_classes_of(one, item) for one, item in zip_longest(like[: len(state)], state)]
+    return state
 
 
 # ── random numbers ────────────────────────────────────────────────────────────

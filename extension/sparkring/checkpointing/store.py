@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sparkring.checkpointing import folder, parts, tensors, tree, writing
 from sparkring.checkpointing.background import PendingSave
-from sparkring.checkpointing.entries import Commit, Entry, Name, best, newest
+from sparkring.checkpointing.entries import Commit, Entry, Name, best, newest, stamp_after
 from sparkring.checkpointing.retention import Mode, Policy, of_lineage
 from sparkring.checkpointing.tree import Leaf
 from sparkring.checkpointing.writing import Save
@@ -43,6 +43,9 @@ Room = dict[str, npt.NDArray[Any]]
 # of one directory share a list. The number of a save, which is part of the checkpoint's name, is the index of its step
 # in this list.
 _steps: dict[tuple[str, int], list[int]] = {}
+
+# The stamp of this process's last save in each directory, without the saves whose stamps the driver has chosen.
+_stamps: dict[str, int] = {}
 
 
 def checkpoints(
@@ -114,7 +117,8 @@ class Store:
     def __post_init__(self) -> None:
         """Set the attributes that are not pickled with the store, because they are valid only in this process."""
         self._location = locate(self.directory)
-        self._stamp = time.time_ns() // 1_000_000
+        self._stamp = stamp_after([])
+        self._newest = False  # whether `_stamp` was larger than those of all other checkpoints when it was chosen
         self._arena = np.empty(0, np.uint8)
         self._pending: PendingSave | None = None
 
@@ -133,16 +137,19 @@ class Store:
         number = _whole(step, 0)
         if number is None:
             raise CheckpointError(f"step={step!r}: expected a whole number of at least 0.")
-        self._save(number, state, self._values(metrics or {}))
+        self._save(number, state, self._values({} if metrics is None else metrics))
 
     def _save(self, number: int, state: dict[str, Any], values: dict[str, float]) -> None:
         began = time.monotonic()
+        rank = world.world().rank
+        if not here().stamp and not rank:
+            self._choose_stamp()
+        # First count this call, so that all ranks give their next checkpoint the same name even if one of them fails.
+        steps = self._steps()
+        steps.append(number)
         self.wait()
         if values:
             self.history = [*self.history, (number, values)][-HISTORY:]
-        steps = self._steps()
-        steps.append(number)
-        rank = world.world().rank
         if rank and not self.sharded:
             return
         leaves, metadata = self._apart(state)
@@ -161,12 +168,13 @@ class Store:
         pending = PendingSave()
         try:
             copy = tensors.copy_into(self._arena, layout, leaves)
-        except BaseException:  # an interrupt, too: without start(), the thread of the save would wait forever
-            pending.start(None)
+            save = save._replace(blocked_s=time.monotonic() - began)
+            self._pending = pending
+            pending.start(lambda: writing.carry_out(save, (copy,)))
+        except BaseException:  # an interrupt, too: otherwise, the thread of the save would wait forever
+            pending.cancel()
+            self._arena = np.empty(0, np.uint8)  # other threads may still write to it
             raise
-        save = save._replace(blocked_s=time.monotonic() - began)
-        self._pending = pending
-        pending.start(lambda: writing.carry_out(save, (copy,)))
 
     def wait(self) -> None:
         """Wait until the current save is complete. Raises CheckpointError if the save failed."""
@@ -360,6 +368,10 @@ class Store:
         return Policy(self.keep, self.metric, self.mode, lineage, resume, self._stamp_now(), alone)
 
     def _values(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        if not isinstance(metrics, Mapping):
+            raise CheckpointError(
+                f'metrics are a dict of numbers, as in {{"val_loss": loss}}, not a `{type(metrics).__name__}`.'
+            )
         values = {str(name): _number(str(name), value) for name, value in metrics.items()}
         if self.metric and self.metric not in values:
             given = f"only {', '.join(map(repr, values))}" if values else "no metrics"
@@ -371,6 +383,21 @@ class Store:
 
     def _stamp_now(self) -> int:
         return here().stamp or self._stamp
+
+    def _choose_stamp(self) -> None:
+        """Make the next checkpoint the newest in the directory, even if the clock was set back or another store saved.
+
+        The directory is listed only if this store has not saved before, or has restored a checkpoint since, or if
+        another store of this process has saved since.
+        """
+        last = _stamps.get(self._location.url, 0)
+        if self._newest and last == self._stamp:
+            return
+        stamps = [last]
+        with contextlib.suppress(OSError, CheckpointError):  # the save itself reports what is wrong with the directory
+            stamps += [name.stamp for name in map(Name.of, folder.folders(self._location)) if name is not None]
+        _stamps[self._location.url] = self._stamp = stamp_after(stamps)
+        self._newest = True
 
     def _steps(self) -> Steps:
         """Return the steps that this process has passed to save() in this attempt."""
@@ -384,6 +411,7 @@ class Store:
     def _restored(self, entry: Entry, contents: Contents, began: float) -> None:
         self.history = contents.history
         self._lineage = contents.commit.lineage
+        self._newest = False
         took_s = time.monotonic() - began
         report.tell(CheckpointRestored(self._location.written, entry.name, entry.step, took_s))
 

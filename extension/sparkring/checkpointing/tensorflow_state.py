@@ -129,13 +129,25 @@ def take_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Sequence[Any] | None = None) -> None:
-    """Assign what take_optimizer() returned. With `trainable`, first build the optimizer if it is not built yet."""
-    if trainable is not None:
-        # A legacy optimizer has no build().
-        (optimizer.build if hasattr(optimizer, "build") else optimizer._create_all_weights)(trainable)
+    """Assign what take_optimizer() returned. With `trainable`, first build the optimizer if it is not built yet.
+
+    If the optimizer was not built when it was saved, it is not built. If it is built already, its variables get the
+    values with which an optimizer begins.
+    """
+    saved = len(tree["values"])
+    if trainable is not None and len(variables_of(optimizer)) != saved:
+        _build_optimizer(optimizer, trainable)
     if tree["inner"] is not None and hasattr(optimizer, "inner_optimizer"):
-        put_optimizer(optimizer.inner_optimizer, tree["inner"], path)
-    VARIABLES.put(variables_of(optimizer), tree, path, "the optimizer", optimizer_advice(trainable))
+        put_optimizer(optimizer.inner_optimizer, tree["inner"], path, trainable)
+    variables = variables_of(optimizer)
+    if trainable is not None and len(variables) > saved <= 1:  # it was not built: only its iterations were saved
+        anew = _without_horovod(optimizer).from_config(optimizer.get_config())
+        _build_optimizer(anew, trainable)
+        for variable, initial in zip(variables, variables_of(anew), strict=True):
+            variable.assign(initial)
+        variables = variables[:saved]
+    advice = optimizer_advice(trainable, _builder(optimizer))
+    VARIABLES.put(variables, tree, path, "the optimizer", advice)
     here = _settings(optimizer)
     known = [(here[name], found) for name, found in tree["settings"].items() if name in here]
     VARIABLES.assign(known, path, "the optimizer")
@@ -148,6 +160,19 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
                 helper.locally_aggregated_grads[key].assign(array(found))
             else:  # Horovod makes this variable in the first step, unless it exists by then
                 helper.locally_aggregated_grads[key] = tf.Variable(array(found), trainable=False)
+
+
+def _build_optimizer(optimizer: Any, trainable: Sequence[Any]) -> None:
+    getattr(optimizer, _builder(optimizer))(trainable)
+
+
+def _builder(optimizer: Any) -> str:
+    return "build" if hasattr(optimizer, "build") else "_create_all_weights"  # a legacy optimizer has no build()
+
+
+def _without_horovod(optimizer: Any) -> Any:
+    """Return the class of an optimizer, without Horovod's wrapping."""
+    return next(kind for kind in type(optimizer).__mro__ if not kind.__module__.startswith("horovod."))
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
@@ -167,7 +192,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 def _optimizer_config(optimizer: Any) -> dict[str, Any]:
     """Return an optimizer's configuration, without Horovod's wrapping."""
-    kind = next(kind for kind in type(optimizer).__mro__ if not kind.__module__.startswith("horovod."))
+    kind = _without_horovod(optimizer)
     config = optimizer.get_config()
     if hasattr(optimizer, "inner_optimizer") and "inner_optimizer" in config:
         config["inner_optimizer"] = _optimizer_config(optimizer.inner_optimizer)

@@ -29,8 +29,13 @@ def leaf(tensor: Any, path: str) -> Any:
     """
     import torch
 
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        kind = "quantized" if tensor.is_quantized else tensor.device if tensor.is_meta else tensor.layout
+    if torch.nn.parameter.is_lazy(tensor):
+        raise CheckpointError(
+            f"{path} belongs to a lazy module, and has no shape yet: call the module once before its state is saved."
+        )
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+        kinds = {"quantized": tensor.is_quantized, tensor.device: tensor.is_meta, "nested": tensor.is_nested}
+        kind = next((kind for kind, found in kinds.items() if found), tensor.layout)
         raise CheckpointError(
             f"{path} is a tensor of a kind that a checkpoint cannot hold ({kind}): save a dense one, from to_dense() "
             "or dequantize(), or leave it out."
@@ -56,13 +61,16 @@ def tensor(found: Any) -> Any:
 def put(value: Any, found: Any, path: str) -> Any:
     """Copy a leaf into the tensor `value`, on any device, and return `value`.
 
-    If the shapes or dtypes differ, return a new tensor instead, or raise CheckpointError if `value` is a Parameter.
+    If the shapes or dtypes differ, or if elements of `value` share memory (expand()), return a new tensor instead, or
+    raise CheckpointError if `value` is a Parameter.
     """
     import torch
 
     saved = tensor(found)
-    if saved.shape == value.shape and saved.dtype == value.dtype:
-        with torch.no_grad():
+    expanded = any(size > 1 and not step for size, step in zip(value.shape, value.stride(), strict=True))
+    if saved.shape == value.shape and saved.dtype == value.dtype and not expanded:
+        # Only in inference mode can tensors be changed that were made in it.
+        with torch.inference_mode(value.is_inference()), torch.no_grad():
             value.copy_(saved)
         return value
     if isinstance(value, torch.nn.Parameter):

@@ -65,13 +65,15 @@ class Variables:
             variable.assign(found)
 
 
-def optimizer_advice(trainable: Sequence[Any] | None) -> str:
+def optimizer_advice(trainable: Sequence[Any] | None, build: str = "build") -> str:
     """Return the advice to show when an optimizer's variables do not fit.
 
-    `trainable` is None for an optimizer without a model.
+    `trainable` is None for an optimizer without a model. `build` is the name of the method that builds the optimizer.
     """
     if trainable is None:
-        return "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
+        return (
+            f"Call optimizer.{build}(variables) with the trained variables before restore(), or use the same optimizer"
+        )
     return "Use the same optimizer with the same trainable layers, or start over"
 
 

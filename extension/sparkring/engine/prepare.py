@@ -28,7 +28,7 @@ from sparkring.history import describe, events, run_store
 from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.kernel import tell
-from sparkring.runtime.storage import locate, root_for_ranks
+from sparkring.runtime.storage import locate, protocols, root_for_ranks
 from sparkring.wire.messages import Run
 
 if TYPE_CHECKING:
@@ -123,10 +123,9 @@ def run_started(
 ) -> events.RunStarted:
     """Return the first event of the record of a run that begins now."""
     kept, place = captured[: events.CAPTURED_KEPT], "local" if options.np < 0 else "spark"
+    directory = locate(options.checkpoint_dir).anchored().written if options.checkpoint_dir else ""
     started = events.RunStarted(time.time(), run_store.new_id(), title, code, size, place, framework, "all")
-    return started._replace(
-        checkpoint_dir=options.checkpoint_dir, captured=kept, versions=versions(), notify=options.notify
-    )
+    return started._replace(checkpoint_dir=directory, captured=kept, versions=versions(), notify=options.notify)
 
 
 def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str, modules: Collection[str]) -> bool:
@@ -297,13 +296,23 @@ def _open_directory(options: Options, size: int, packed: _Packed) -> Directory |
     """
     if not options.checkpoint_dir:
         return None
-    refuse_shared(options.checkpoint_dir)
+    check_directory(options.checkpoint_dir)
     from sparkring.checkpointing.directory import open_directory
     from sparkring.checkpointing.parts import versions as versions_of
 
     data = versions_of([value for _, value in packed.values if hasattr(type(value), "__sparkring_validate__")])
     code = "\n".join([packed.code, *packed.scripts])
     return open_directory(options.checkpoint_dir, size, code, data, fresh=options.fresh, resume=options.resume)
+
+
+def check_directory(directory: str) -> None:
+    """Raise CheckpointError if ranks cannot save to `directory`, or if a background run does."""
+    if "memory" in protocols(locate(directory).fs):
+        raise CheckpointError(
+            f"{directory} is the memory of a single process, so the checkpoints would be lost with the rank that saves "
+            "them: use a directory that the kernel and all ranks can reach."
+        )
+    refuse_shared(directory)
 
 
 def refuse_shared(directory: str) -> None:

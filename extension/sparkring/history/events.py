@@ -87,7 +87,7 @@ class RunStarted(NamedTuple):
     """The run has begun. `code` is what the user wrote, including the line of the magic.
 
     `ranks` are the ranks that the cell runs on; () means all ranks. `warm` says whether the run is on a gang that is
-    already up. `checkpoint_dir` is the directory for checkpoints, as the user wrote it; '' if there is none.
+    already up. `checkpoint_dir` is the directory for checkpoints, or ''; a relative path is made absolute.
     `captured` are the names that were sent to the ranks, at most CAPTURED_KEPT. `versions` are the names and versions
     of packages that are installed on the driver. `notify` says whether the browser shows a notification at the end.
     """

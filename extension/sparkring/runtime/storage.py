@@ -61,6 +61,13 @@ class Location(NamedTuple):
     def url(self) -> str:
         return str(self.fs.unstrip_protocol(self.path))
 
+    def anchored(self) -> Location:
+        """Return this location, written in such a way that it does not depend on the working directory."""
+        written = self.written.removeprefix("file:")
+        if not self.local or written.startswith(("/", "dbfs:")) or "://" in written:
+            return self
+        return self._replace(written=self.path)
+
     def for_spark(self) -> str:
         if self.local:
             root = dbfs_root()

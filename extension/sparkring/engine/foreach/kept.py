@@ -36,7 +36,7 @@ class Kept:
     """
 
     def __init__(self, path: str, meaning: str, size: int, *, fresh: bool = False) -> None:
-        self.location: Location = locate(path)
+        self.location: Location = locate(path).anchored()
         self.news: collections.deque[str] = collections.deque()
         self.told_if_used = f"items with a result in {self.location.written} do not run again (--fresh runs all)"
         self.fresh = fresh

@@ -17,7 +17,7 @@ from sparkring.capture.versions import modules_of
 from sparkring.data.micro_batches import parts_of
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.polling import poll_until
-from sparkring.engine.prepare import capture_cell, refuse_shared, run_started, validate
+from sparkring.engine.prepare import capture_cell, check_directory, run_started, validate
 from sparkring.engine.restarts import LONGEST_PAUSE_S, PAUSE_S
 from sparkring.engine.runner import close, error_of
 from sparkring.engine.spec import Cell, Outcome, RunSpec
@@ -117,7 +117,7 @@ def prepare(spec: StreamSpec) -> Prepared:
     modules = modules_of(cell.namespace[name] for name in captured.sent)
     directory = None
     if options.checkpoint_dir:
-        refuse_shared(options.checkpoint_dir)
+        check_directory(options.checkpoint_dir)
         from sparkring.checkpointing.directory import open_directory
 
         size = None if options.by else gang.gang.size  # the states of keys can be divided among any number of ranks
