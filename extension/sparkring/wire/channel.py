@@ -319,7 +319,9 @@ class Listener:
     """Accepts connections for the driver. A peer must prove that it knows the secret.
 
     `welcome(connection)` is called in a separate thread for each connection that is accepted. When it returns, the
-    connection is closed. At most `most` connections are served at once; further ones wait.
+    connection is closed. At most `most` connections are served at once; further ones wait. At most `most` other peers
+    may be connected that have not proved themselves yet; for a further one, the peer that has waited longest is shut
+    down. Peers that send nothing therefore do not keep others from connecting.
     """
 
     def __init__(
@@ -327,9 +329,11 @@ class Listener:
     ) -> None:
         self._secret = secret
         self._welcome = welcome
+        self._most = most
         self._places = threading.Semaphore(most)
         self._threads: list[threading.Thread] = []
         self._open: set[socket.socket] = set()
+        self._unproved: dict[socket.socket, None] = {}  # those of `_open` that have not proved themselves, oldest first
         self._lock = threading.Lock()
         self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -373,6 +377,11 @@ class Listener:
                     sock.close()
                     return
                 self._open.add(sock)
+                self._unproved[sock] = None
+                if len(self._unproved) > self._most:
+                    oldest = next(iter(self._unproved))
+                    del self._unproved[oldest]
+                    _shut_down(oldest)
                 self._threads = [thread for thread in self._threads if thread.is_alive()]
                 thread = threading.Thread(target=self._serve, args=(sock,), name="sparkring-connection", daemon=True)
                 self._threads.append(thread)
@@ -380,9 +389,11 @@ class Listener:
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            with self._places:
-                connection = _accept_proof(sock, self._secret)
-                if connection is not None:
+            connection = _accept_proof(sock, self._secret)
+            with self._lock:
+                self._unproved.pop(sock, None)
+            if connection is not None:
+                with self._places:
                     self._welcome(connection)
         finally:
             with self._lock:
