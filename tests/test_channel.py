@@ -10,6 +10,7 @@ import pickle
 import select
 import socket
 import threading
+import time
 
 import pytest
 
@@ -208,6 +209,22 @@ def test_a_silent_peer_does_not_block_others(door):
         connection.send(Beat())
         assert connection.receive() == UserMessage("answer to Beat")
         connection.close()
+
+
+def test_a_peer_that_does_not_read_for_a_while_stays_connected(door, monkeypatch):
+    """A suspended process sends nothing during the handshake, and then reads nothing. It is not taken for a lost one.
+
+    With TCP_USER_TIMEOUT, the system would end its connection, although its system acknowledges what arrives.
+    """
+    monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", 0.05)
+    accept = channel._accept_proof
+    monkeypatch.setattr(channel, "_accept_proof", lambda *peer: (time.sleep(0.2), accept(*peer))[1])
+    connection = dial("127.0.0.1", door.listener.port, SECRET)
+    for sock in (connection._sock, *door.listener._open):
+        assert not hasattr(socket, "TCP_USER_TIMEOUT") or not sock.getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+        )
+    connection.close()
 
 
 def test_a_silent_peer_is_given_up(monkeypatch, watch):
