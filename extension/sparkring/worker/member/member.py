@@ -454,7 +454,7 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
             os.close(fd)
         os.set_blocking(stack_r, False)
         return RankProcess(pid, ours, out_r, err_r, stack_r)
-    os.setsid()
+    os.setpgid(0, 0)  # no session of its own: after the member's death, its launcher kills the member's session
     process.die_with_parent(member)
     ours.release()
     for fd in (out_r, err_r, stack_r):
