@@ -9,6 +9,7 @@ import math
 import pickle
 import select
 import socket
+import sys
 import threading
 import time
 
@@ -400,3 +401,22 @@ def test_a_taken_port_leaves_no_socket(door):
     """A listener that cannot bind raises OSError and keeps nothing open."""
     with pytest.raises(OSError, match="in use"):
         Listener("127.0.0.1", door.listener.port, SECRET, door.serve, most=1)
+
+
+def test_closing_needs_no_connection(watch, monkeypatch):
+    """close() ends the thread that accepts connections even if this process cannot connect: no port may be free."""
+    found = Door()
+    connect = socket.create_connection
+    if sys.platform.startswith("linux"):
+
+        def failing(address, *arguments, **keywords):
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+        monkeypatch.setattr(socket, "create_connection", failing)
+    closing = threading.Thread(target=found.listener.close, daemon=True)
+    closing.start()
+    closing.join(5)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    if is_stuck := closing.is_alive():
+        channel.wake(found.listener._sock)
+    assert not is_stuck

@@ -402,7 +402,16 @@ class Listener:
 
 
 def wake(listening: socket.socket) -> None:
-    """Wake the thread that waits in accept(), by connecting. On some systems, closing the socket would not wake it."""
+    """Wake the thread that waits in accept() or select(); closing the socket would not wake it on all systems.
+
+    On Linux, shutdown() wakes it. Elsewhere, shutdown() fails, but a connection wakes it. A connection is not the first
+    choice, because it fails if no port or no file descriptor is free.
+    """
+    try:
+        listening.shutdown(socket.SHUT_RDWR)
+        return
+    except OSError:
+        pass
     try:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:
