@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import pickle
 import select
 import socket
+import sys
 import threading
+import time
 
 import pytest
 
@@ -200,11 +203,29 @@ def test_nothing_is_parsed_before_the_proof(door, monkeypatch, proof):
 
 def test_a_silent_peer_does_not_block_others(door):
     """Peers that connect and send nothing do not keep other peers from connecting."""
-    with door.raw(), door.raw():
+    with contextlib.ExitStack() as silent:
+        for _ in range(20):
+            silent.enter_context(door.raw())
         connection = dial("127.0.0.1", door.listener.port, SECRET)
         connection.send(Beat())
         assert connection.receive() == UserMessage("answer to Beat")
         connection.close()
+
+
+def test_a_peer_that_does_not_read_for_a_while_stays_connected(door, monkeypatch):
+    """A suspended process sends nothing during the handshake, and then reads nothing. It is not taken for a lost one.
+
+    With TCP_USER_TIMEOUT, the system would end its connection, although its system acknowledges what arrives.
+    """
+    monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", 0.05)
+    accept = channel._accept_proof
+    monkeypatch.setattr(channel, "_accept_proof", lambda *peer: (time.sleep(0.2), accept(*peer))[1])
+    connection = dial("127.0.0.1", door.listener.port, SECRET)
+    for sock in (connection._sock, *door.listener._open):
+        assert not hasattr(socket, "TCP_USER_TIMEOUT") or not sock.getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+        )
+    connection.close()
 
 
 def test_a_silent_peer_is_given_up(monkeypatch, watch):
@@ -380,3 +401,22 @@ def test_a_taken_port_leaves_no_socket(door):
     """A listener that cannot bind raises OSError and keeps nothing open."""
     with pytest.raises(OSError, match="in use"):
         Listener("127.0.0.1", door.listener.port, SECRET, door.serve, most=1)
+
+
+def test_closing_needs_no_connection(watch, monkeypatch):
+    """close() ends the thread that accepts connections even if this process cannot connect: no port may be free."""
+    found = Door()
+    connect = socket.create_connection
+    if sys.platform.startswith("linux"):
+
+        def failing(address, *arguments, **keywords):
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+        monkeypatch.setattr(socket, "create_connection", failing)
+    closing = threading.Thread(target=found.listener.close, daemon=True)
+    closing.start()
+    closing.join(5)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    if is_stuck := closing.is_alive():
+        channel.wake(found.listener._sock)
+    assert not is_stuck

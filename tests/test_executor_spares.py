@@ -51,7 +51,7 @@ def test_forked_ranks_are_like_new_processes(tasks, spares, monkeypatch):
         environment = vars(os)["env" + "iron"]  # this name in a cell would mean new processes
         own = sorted(name for name in environment if name != "SPARKRING_TEST"), os.getcwd(), len(sys.path)
         own += threading.active_count(), signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGALRM)
-        own += len(os.listdir("/proc/self/fd")), os.getsid(0) == os.getpid()
+        own += len(os.listdir("/proc/self/fd")), os.getsid(0) == os.getppid()
         preloads.ahead, own, random.random(), numpy.random.rand()
     """
     first = tasks.run(source, 2).values

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from sparkring.errors import LaunchError
 from sparkring.frameworks import rendezvous
+from sparkring.frameworks.base import Endpoint, Start
+from sparkring.frameworks.horovod import Horovod
 from sparkring.frameworks.rendezvous import Store
+from sparkring.frameworks.tensorflow import TensorFlow
+from sparkring.launchers.spark import driver_address
+from sparkring.runtime.world import World
 
 
 @pytest.fixture
@@ -116,3 +124,15 @@ def test_closing_ends_connections_that_wait(watch):
             store.close()
             assert half.recv(1) == b""
         assert silent.recv(1) == b""
+
+
+def test_addresses_of_ipv6():
+    """Spark's brackets are removed, TensorFlow's are added, and Horovod, which cannot use such an address, says so."""
+    settings = {"spark.driver.host": "[fd00::1]", "spark.driver.bindAddress": "[::]"}
+    context = SimpleNamespace(master="spark://[fd00::1]:7077", getConf=lambda: settings)
+    assert driver_address(context) == ("fd00::1", "::", 0)
+    endpoints = [Endpoint("a", "fd00::2", "", "fd00::2", 1234)]
+    variables = TensorFlow("fd00::1", "::", endpoints).environment(World(), Start("run", 0, 0))
+    assert json.loads(variables["TF_CONFIG"])["cluster"] == {"worker": ["[fd00::2]:1234"]}
+    with pytest.raises(LaunchError, match="IPv6"):
+        Horovod("fd00::1", "::", endpoints)

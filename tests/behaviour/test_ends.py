@@ -247,7 +247,10 @@ def test_fifty_launches_leave_nothing(driver):
 
 
 def test_a_member_that_falls_silent(local, monkeypatch):
-    """A member that sends nothing but stays connected, because it is frozen or its host is gone, counts as lost."""
+    """A member that sends nothing but stays connected, because it is frozen or its host is gone, counts as lost.
+
+    What its rank has started is ended, too.
+    """
     silences = Members.silences
 
     def as_an_hour_later(members):
@@ -263,7 +266,8 @@ def test_a_member_that_falls_silent(local, monkeypatch):
     monkeypatch.setattr(Members, "silences", as_an_hour_later)
     with pytest.raises(RunFailed, match="lost: no message from the member") as caught:
         local.run("""
-            import os, signal, time
+            import os, signal, subprocess, time
+            subprocess.Popen(["sleep", "1000"], start_new_session=True)
             if rank == 1:
                 os.kill(os.getppid(), signal.SIGSTOP)
             time.sleep(1000)

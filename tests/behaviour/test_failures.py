@@ -179,17 +179,17 @@ def test_any_rank_killed_at_any_time(ring):
 
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_a_lost_member_is_told(ring):
-    """When a member (not its rank) is killed, its rank ends too, and the rank is reported as lost."""
+    """When a member (not its rank) is killed, its rank and what the rank has started end, and the rank is lost."""
 
     killed: list[psutil.Process] = []
 
     def kill(record):
-        if not killed and all(rank.state == "running" for rank in record.ranks):
+        if not killed and ready(2)(record):
             killed.append(psutil.Process(record.ranks[1].pid).parent())
             killed[0].kill()
 
     ring.view.on_refresh = kill
-    error = failed(ring, "import time\ntime.sleep(60)")
+    error = failed(ring, "import subprocess, time\nsubprocess.Popen(['sleep', '1000'])\nprint('ready')\ntime.sleep(60)")
     assert error.record.failed_rank == 1
     assert error.record.failure.cause == "lost"
 

@@ -89,14 +89,11 @@ import sparkdl, sparkdl.horovod
 os.environ["PYSPARK_PYTHON"] = {python!r}
 import numpy
 from sparkring.errors import LaunchError, SlotsError
-from sparkring.cluster.slots import slots
 session = spark({url!r})
 try:
     run("rank", 0)
 except SlotsError as error:
     print("FOUND", error, flush=True)
-while not slots(session.sparkContext).total:
-    time.sleep(0.1)
 
 def refused(source, **options):
     try:
@@ -224,7 +221,8 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
     """One sentence says which package the executors lack, with the paths of both Pythons and the setting to change.
 
     The notebook's packages are not on the executors' path. All names of sparkring and sparkdl can be imported, even if
-    the libraries behind them are missing. Without an executor, np=0, which takes every slot, is an error.
+    the libraries behind them are missing. Without an executor, np=0, which takes every slot, is an error. Other runs
+    wait for the executors of a new session.
     """
     folder = tmp_path / "bare"
     venv.create(folder, symlinks=True, with_pip=False)

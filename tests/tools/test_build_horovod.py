@@ -46,6 +46,11 @@ TF_NEW = Target(python="cp312", platform="linux_x86_64", tensorflow="2.21.0", to
 SAMPLE = {
     "setup.py": "config = 'Debug' if self.debug else 'RelWithDebInfo'\n",
     "CMakeLists.txt": "project(horovod CXX)\n\nset(CMAKE_CXX_STANDARD 14)\nset(CMAKE_CXX_STANDARD_REQUIRED ON)\n",
+    "horovod/common/gloo/gloo_context.cc": (
+        "void GlooContext::InitializeForProcessSet(const GlooContext& global_context) {\n  attr device_attr;\n"
+        "  device_attr.iface = gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n"
+        "  auto dev = CreateDevice(device_attr);\n\n  global_ctx = global_context.ctx;\n"
+    ),
     "horovod/torch/CMakeLists.txt": (
         'if("$ENV{HOROVOD_WITHOUT_PYTORCH}" STREQUAL "1")\n    return()\nendif()\n'
         'if(NOT Pytorch_VERSION VERSION_LESS "1.5.0")\n    set(CMAKE_CXX_STANDARD 14)\nendif()\n'
@@ -207,6 +212,14 @@ def test_a_newer_standard_goes_into_both_build_files(source: Path) -> None:
     assert (source / "horovod/tensorflow/CMakeLists.txt").read_text() == tensorflow
 
 
+def test_all_connections_use_the_interface(source: Path) -> None:
+    """Process sets use the interface of the global context, since their own context does not have it yet."""
+    patch(source, edits(BOTH))
+    text = (source / "horovod/common/gloo/gloo_context.cc").read_text()
+    made = text.index("device_attr.iface = global_context.gloo_iface_;")
+    assert text.index("::InitializeForProcessSet(") < made < text.index("global_ctx = global_context.ctx;")
+
+
 def test_pytorch_uses_cuda_only_if_the_target_does(source: Path) -> None:
     """PyTorch treats any nvcc as a toolkit. Without the runtime's headers and library, the build would fail."""
     patch(source, edits(BOTH))
@@ -273,10 +286,10 @@ def test_a_tensorflow_with_keras_3_gets_the_backend_of_its_own_keras(source: Pat
     assert TF_NEW.key.endswith(f"r{targets.RECIPE_WITH_KERAS_3}")
 
 
-def test_an_older_tensorflow_alone_needs_one_edit(source: Path) -> None:
-    """The edit leaves out debug information, which takes a third of the compiler's time."""
+def test_an_older_tensorflow_alone_needs_two_edits(source: Path) -> None:
+    """The first edit leaves out debug information, which takes a third of the compiler's time."""
     changes = edits(TF_ONLY)
-    assert [edit.path for edit in changes] == ["setup.py"]
+    assert [edit.path for edit in changes] == ["setup.py", "horovod/common/gloo/gloo_context.cc"]
     patch(source, changes)
     assert "else 'Release'" in (source / "setup.py").read_text()
 

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
     from sparkring.cluster.partitions import Data
 
-# Executors register with Spark a moment after the session has started. So if there are too few slots at first, they are
-# counted again and again for SETTLE_S seconds. If Spark has just lost an executor, the wait is longer: it includes the
-# REPLACED_S seconds after the loss in which Spark should replace the executor.
+# If there are too few slots at first, they are counted again and again for SETTLE_S seconds. If Spark has just lost an
+# executor, the wait is longer: it includes the REPLACED_S seconds after the loss in which Spark should replace the
+# executor. If the session has just started, its first executor should register within REGISTERED_S seconds, and the
+# others within TOGETHER_S seconds after the first.
 SETTLE_S, REPLACED_S = 1.2, 30.0
+REGISTERED_S, TOGETHER_S = 30.0, 3.0
 
 Say = Callable[[str], None]  # shows the user a message
 
@@ -145,7 +147,8 @@ def check(context: SparkContext, size: int, data: Data | None, say: Say | None, 
     """Raise LaunchError or SlotsError if a barrier stage of `size` tasks cannot start in the session as it is.
 
     `data` is the partitioned data that the stage reads, if any. `here` says whether errors may suggest processes on
-    this machine instead of Spark tasks. If Spark has just lost an executor, wait for another one, unless `say` is None.
+    this machine instead of Spark tasks. If Spark has just started, or has just lost an executor, wait for executors,
+    unless `say` is None.
     """
     _refuse_dynamic_allocation(context)
     found = _settled(context, size, say)
@@ -190,7 +193,7 @@ def _settled(context: SparkContext, size: int, say: Say | None) -> Slots:
     """Return the slots. If there are fewer than `size`, wait for executors that are about to register."""
     deadline = time.monotonic() + SETTLE_S
     found = slots(context)
-    while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
+    while found.total < size and not _on_driver_alone(context) and time.monotonic() < deadline:
         if say is not None and (lost_s := _executor_lost_ago(context)) < REPLACED_S:
             deadline += REPLACED_S - lost_s
             say(
@@ -198,6 +201,16 @@ def _settled(context: SparkContext, size: int, say: Say | None) -> Slots:
                 f"has {found.total} of the {size} task slots that are needed"
             )
             say = None
+        elif say is not None and not found.total and (age_s := time.time() - context.startTime / 1000) < REGISTERED_S:
+            say(
+                f"waiting up to {REGISTERED_S - age_s:.0f} s for executors: the SparkSession started {age_s:.0f} s "
+                "ago, and no executor has registered yet"
+            )
+            say = None
+            first_by = time.monotonic() + REGISTERED_S - age_s
+            while not slots(context).total and time.monotonic() < first_by:
+                time.sleep(0.1)
+            deadline = time.monotonic() + TOGETHER_S
         time.sleep(0.1)
         found = slots(context)
     return found

@@ -5,6 +5,7 @@ The variables are those of Horovod 0.28 (horovod/common/gloo/gloo_context.cc).
 
 from __future__ import annotations
 
+from sparkring.errors import LaunchError
 from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeline
 from sparkring.runtime.world import World
 
@@ -35,6 +36,11 @@ class Horovod(Framework):
         from sparkring.frameworks.rendezvous import Store  # imports an HTTP server, which only the driver needs
 
         super().__init__(host, bind_host, endpoints)
+        if ":" in bind_host or ":" in host:
+            raise LaunchError(
+                f"Horovod's ranks cannot connect over IPv6 ({host}). Set spark.driver.host and "
+                "spark.driver.bindAddress to IPv4 addresses, or use %%torchrun."
+            )
         self._store = Store(bind_host, peers={endpoint.seen_as for endpoint in endpoints}, ranks=len(endpoints))
 
     def environment(self, world: World, start: Start) -> dict[str, str]:

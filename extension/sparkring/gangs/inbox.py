@@ -16,7 +16,7 @@ from sparkring.wire.channel import ChannelClosed, Connection, Listener, Protocol
 from sparkring.wire.messages import Hello, Report
 
 QUEUE_MESSAGES = 64
-# The number of connections that are served in addition to the members' own, so that unknown peers do not block members.
+# How many unknown peers may be connected while all members connect.
 STRANGERS = 16
 _REPORTS = get_args(Report)
 

@@ -23,6 +23,7 @@ from sparkring.wire.ticket import BOOT, Ticket
 from sparkring.worker.member import gpus as nvml
 from sparkring.worker.member import timeline
 from sparkring.worker.member.gpus import Gpu
+from sparkring.worker.member.process import kill_orphans
 
 
 class LocalLauncher(Launcher):
@@ -91,10 +92,15 @@ class LocalLauncher(Launcher):
         for member, process in enumerate(self._members):
             code = process.poll()
             if code is not None and code != 0:
-                how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+                which = f"process {member + 1} of {len(self._members)} (pid {process.pid})"
+                if code < 0:
+                    return MemberLost(
+                        f"{which} was killed by signal {-code}, by another process or by the kernel. dmesg shows "
+                        "whether the machine ran out of memory."
+                    )
                 return MemberLost(
-                    f"process {member + 1} of {len(self._members)} (pid {process.pid}) {how}; what it "
-                    f"printed is in the driver's stderr. Does `{sys.executable}` start?"
+                    f"{which} exited with code {code}; what it printed is in the driver's stderr. "
+                    f"Does `{sys.executable}` start?"
                 )
         return None
 
@@ -115,9 +121,11 @@ class LocalLauncher(Launcher):
             try:
                 process.wait(3.0)
             except subprocess.TimeoutExpired:
+                kill_orphans(process.pid)
                 process.kill()
                 process.wait()
             if process.returncode:
+                kill_orphans(process.pid)
                 timeline.remove_left(process.pid)
         self._members = []
         gpus_in_use.release(self)

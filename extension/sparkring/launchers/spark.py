@@ -253,7 +253,8 @@ def driver_address(context: SparkContext) -> tuple[str, str, int]:
     local = context.master.startswith("local")
     host = LOOPBACK if local else str(setting("spark.driver.host", LOOPBACK))
     bind_host = LOOPBACK if local else str(setting("spark.driver.bindAddress", host))
-    return host, bind_host, int(setting(PORT_SETTING, "0") or 0)
+    # Spark writes IPv6 addresses in brackets.
+    return host.strip("[]"), bind_host.strip("[]"), int(setting(PORT_SETTING, "0") or 0)
 
 
 def free_port(host: str, first: int) -> int:

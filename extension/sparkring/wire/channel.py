@@ -42,11 +42,10 @@ from sparkring.wire.messages import KINDS, MalformedMessage, Message, decode, en
 GREETING = b"sparkring/1\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
-HANDSHAKE_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
+# The peer may be slow to answer: the driver's kernel may be suspended, or may run native code that holds the GIL.
+HANDSHAKE_TIMEOUT_S = 60.0
 ACCEPT_AGAIN_S = 0.1
-# If a peer acknowledges nothing for this long, the connection ends: its host may have lost power, or the network may be
-# cut. Without this limit, the system would wait much longer.
-UNACKNOWLEDGED_LIMIT_MS = 30_000
 # finish() waits at most this long for a peer that reads slowly, and looks this often.
 FINISH_LIMIT_S, FINISH_LOOK_S = 10.0, 0.002
 PREFIX = struct.Struct("!IQ")
@@ -300,8 +299,9 @@ def dial(host: str, port: int, secret: bytes) -> Connection:
     """Return a connection to the driver. Each side proves to the other that it knows the gang's secret."""
     # The name is passed as bytes: for a str, Python would import the idna codec and Unicode's tables, which takes 2 ms.
     name: Any = host.encode() if host.isascii() else host
-    sock = socket.create_connection((name, port), timeout=HANDSHAKE_TIMEOUT_S)
+    sock = socket.create_connection((name, port), timeout=CONNECT_TIMEOUT_S)
     try:
+        sock.settimeout(HANDSHAKE_TIMEOUT_S)
         hello = _read(sock, len(GREETING) + NONCE_BYTES)
         if not hello.startswith(GREETING):
             raise ChannelClosed(f"{host}:{port} is not a sparkring driver of this version")
@@ -319,7 +319,9 @@ class Listener:
     """Accepts connections for the driver. A peer must prove that it knows the secret.
 
     `welcome(connection)` is called in a separate thread for each connection that is accepted. When it returns, the
-    connection is closed. At most `most` connections are served at once; further ones wait.
+    connection is closed. At most `most` connections are served at once; further ones wait. At most `most` other peers
+    may be connected that have not proved themselves yet; for a further one, the peer that has waited longest is shut
+    down. Peers that send nothing therefore do not keep others from connecting.
     """
 
     def __init__(
@@ -327,9 +329,11 @@ class Listener:
     ) -> None:
         self._secret = secret
         self._welcome = welcome
+        self._most = most
         self._places = threading.Semaphore(most)
         self._threads: list[threading.Thread] = []
         self._open: set[socket.socket] = set()
+        self._unproved: dict[socket.socket, None] = {}  # those of `_open` that have not proved themselves, oldest first
         self._lock = threading.Lock()
         self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -373,6 +377,11 @@ class Listener:
                     sock.close()
                     return
                 self._open.add(sock)
+                self._unproved[sock] = None
+                if len(self._unproved) > self._most:
+                    oldest = next(iter(self._unproved))
+                    del self._unproved[oldest]
+                    _shut_down(oldest)
                 self._threads = [thread for thread in self._threads if thread.is_alive()]
                 thread = threading.Thread(target=self._serve, args=(sock,), name="sparkring-connection", daemon=True)
                 self._threads.append(thread)
@@ -380,9 +389,11 @@ class Listener:
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            with self._places:
-                connection = _accept_proof(sock, self._secret)
-                if connection is not None:
+            connection = _accept_proof(sock, self._secret)
+            with self._lock:
+                self._unproved.pop(sock, None)
+            if connection is not None:
+                with self._places:
                     self._welcome(connection)
         finally:
             with self._lock:
@@ -391,7 +402,16 @@ class Listener:
 
 
 def wake(listening: socket.socket) -> None:
-    """Wake the thread that waits in accept(), by connecting. On some systems, closing the socket would not wake it."""
+    """Wake the thread that waits in accept() or select(); closing the socket would not wake it on all systems.
+
+    On Linux, shutdown() wakes it. Elsewhere, shutdown() fails, but a connection wakes it. A connection is not the first
+    choice, because it fails if no port or no file descriptor is free.
+    """
+    try:
+        listening.shutdown(socket.SHUT_RDWR)
+        return
+    except OSError:
+        pass
     try:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:
@@ -432,6 +452,6 @@ def _established(sock: socket.socket) -> Connection:
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_LIMIT_MS)
+    # TCP_USER_TIMEOUT is not set: the system would also end connections to a peer that only does not read for a while,
+    # such as a suspended kernel. The gang notices by itself that a member is silent.
     return Connection(sock)

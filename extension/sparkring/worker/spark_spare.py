@@ -45,11 +45,12 @@ _ANSWER_S = 5.0  # a fork takes milliseconds; a spare process that has not answe
 class ForkedMember:
     """A member that a spare process has forked, with the part of Popen's interface that a task needs.
 
-    `stdin` is the writing end of the member's stdin. `ended` is a descriptor that becomes readable when the member has
-    exited; `status` is a pipe on which the spare process reports the member's exit code.
+    `pid` is the member's process id, and `stdin` is the writing end of its stdin. `ended` is a descriptor that becomes
+    readable when the member has exited; `status` is a pipe on which the spare process reports the member's exit code.
     """
 
-    def __init__(self, stdin: int, ended: int, status: int) -> None:
+    def __init__(self, pid: int, stdin: int, ended: int, status: int) -> None:
+        self.pid = pid
         self.stdin = os.fdopen(stdin, "wb", 0)
         self._ended, self._status = ended, status
         self._code: int | None = None
@@ -202,7 +203,7 @@ def _asked(connection: socket.socket) -> ForkedMember:
                 raise ConnectionResetError("the spare process has exited, or does not serve this task")
             for kept in (stdin_w, status):
                 descriptors.remove(kept)
-            return ForkedMember(stdin_w, fds[0], status)
+            return ForkedMember(int(said), stdin_w, fds[0], status)
         finally:
             for each in descriptors:
                 os.close(each)

@@ -8,10 +8,12 @@ folder for the member. The rank is a process of its own, because Spark reuses it
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import pickle
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -85,10 +87,17 @@ def task_for(
                 with contextlib.suppress(BrokenPipeError):  # a rank that needs no more rows closes its end
                     _feed(pipe, rows, schema, rows_end)
             code = member.wait()
+            which = f"the process of task {context.partitionId()} on {socket.gethostname()}"
+            if code < 0:
+                _end_session(member.pid)
+                raise RuntimeError(
+                    f"sparkring: {which} was killed by signal {-code}, by another process or by the kernel. dmesg "
+                    "shows there whether the machine ran out of memory."
+                )
             if code != 0:  # the error makes Spark end the stage; otherwise, the other ranks would wait forever
                 raise RuntimeError(
-                    f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} exited with "
-                    f"code {code}; what it printed is in the executor's stderr. Does `{sys.executable}` start there?"
+                    f"sparkring: {which} exited with code {code}; what it printed is in the executor's stderr. "
+                    f"Does `{sys.executable}` start there?"
                 )
             if pipe is None:
                 yield code
@@ -103,6 +112,16 @@ def task_for(
                 shutil.rmtree(found["cleanup"], ignore_errors=True)  # the member does this, unless it was killed
 
     return run_member
+
+
+def _end_session(member: int) -> None:
+    """Kill what a member that was killed has left: the processes of its session."""
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # the process has exited
+            with open(path) as file:
+                fields = file.read().rpartition(")")[2].split()
+            if int(fields[3]) == member:
+                os.kill(int(path.split("/")[2]), signal.SIGKILL)
 
 
 def _of_task(context: Any, gpus: int | None) -> dict[str, Any]:

@@ -14,6 +14,11 @@ from sparkring.capture.reducers.base import Reduced, Reducer
 
 _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: the type was made by a class statement
+# The attributes of a class that TypedDict makes; `__bases__` and `__orig_bases__` are handled separately.
+_OF_TYPED_DICT = (
+    *("__module__", "__qualname__", "__doc__", "__annotations__", "__total__", "__required_keys__"),
+    *("__optional_keys__", "__readonly_keys__", "__mutable_keys__", "__closed__", "__extra_items__"),
+)
 # The functions that `functools.singledispatch` makes are recognised by this code object, which they all share.
 _DISPATCHER = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
 
@@ -24,6 +29,8 @@ def reducer_for(cls: type) -> Reducer | None:
         return _cached_property
     if cls is types.FunctionType:
         return _dispatcher
+    if issubclass(cls, type) and cls.__name__ == "_TypedDictMeta":  # of typing or typing_extensions
+        return _typed_dict
     if _has_unguarded_lookups(cls):
         return _by_state
     return None
@@ -62,6 +69,28 @@ def _imported(module: str, name: str) -> Any:
 def _register(dispatcher: Any, implementations: Iterable[tuple[type, Callable[..., Any]]]) -> None:
     for cls, implementation in implementations:
         dispatcher.register(cls, implementation)
+
+
+def _typed_dict(value: type) -> Reduced | None:
+    """Pack a class made by TypedDict. cloudpickle would pass `dict` as its base, which TypedDict refuses.
+
+    Return None for a class that the rank can import.
+    """
+    if by_reference(value):
+        return None
+    generic = tuple(base for base in value.__bases__ if base is not dict)
+    original = vars(value).get("__orig_bases__")
+    state = {name: getattr(value, name) for name in _OF_TYPED_DICT if hasattr(value, name)}
+    return _make_typed_dict, (type(value), value.__name__, generic, original), state, None, None, _set_attributes
+
+
+def _make_typed_dict(meta: Any, name: str, generic: tuple[type, ...], original: Any) -> Any:
+    return meta(name, generic, {} if original is None else {"__orig_bases__": original})
+
+
+def _set_attributes(made: Any, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(made, name, value)
 
 
 def _has_unguarded_lookups(cls: type) -> bool:

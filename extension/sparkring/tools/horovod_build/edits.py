@@ -25,7 +25,7 @@ class Edit:
 def edits(target: Target) -> list[Edit]:
     """Return the changes to Horovod's source that this target needs."""
     # Build without debug information, since generating it takes a third of the compiler's time.
-    wanted = [Edit("setup.py", "'RelWithDebInfo'", "'Release'")]
+    wanted = [Edit("setup.py", "'RelWithDebInfo'", "'Release'"), _edit_for_interface()]
     if target.cxx_standard != 14:
         # The first file sets the standard for Gloo, the second for the PyTorch part, and both must be the same. Gloo's
         # constants are inline in C++17 but not in C++14, so with two standards a constant would be defined twice, and
@@ -49,6 +49,23 @@ def edits(target: Target) -> list[Edit]:
             for name in ("__init__", "callbacks")
         ]
     return wanted + (_edits_for_cuda(target) if target.cuda else [])
+
+
+def _edit_for_interface() -> Edit:
+    """Return the edit that makes all of Gloo's connections use the interface in HOROVOD_GLOO_IFACE.
+
+    Horovod's own code reads the interface from the new context, where it is not set yet. Gloo would then use the
+    address to which the host's name resolves, which other hosts may not reach, and would crash if the name does not
+    resolve.
+    """
+    made = """device_attr.iface = {};
+  device_attr.ai_family = AF_UNSPEC;
+  auto dev = CreateDevice(device_attr);
+
+  global_ctx = global_context.ctx;
+"""
+    path = "horovod/common/gloo/gloo_context.cc"
+    return Edit(path, made.format("gloo_iface_"), made.format("global_context.gloo_iface_"))
 
 
 def _edits_for_cuda(target: Target) -> list[Edit]:

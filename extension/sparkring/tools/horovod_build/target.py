@@ -16,7 +16,7 @@ HOROVOD = "0.28.1"
 # The recipe's number is part of a wheel's key, so that wheels of an older recipe are not used. Raise it when the edits
 # to the source, or the build's environment variables, change. TensorFlow 2.16 and later need other edits, so their
 # recipe has a number of its own. Builds with CUDA need further edits, which have a number of their own, too.
-RECIPE, RECIPE_WITH_KERAS_3, RECIPE_WITH_CUDA = 2, 3, 1
+RECIPE, RECIPE_WITH_KERAS_3, RECIPE_WITH_CUDA = 3, 4, 1
 FIRST_TENSORFLOW_WITH_KERAS_3 = Version("2.16")
 # Horovod gets a GPU's stream from AsGpuStreamValue(), which newer versions of TensorFlow do not have. From this version
 # on, there is platform_specific_handle(), which does the same.

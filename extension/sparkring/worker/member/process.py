@@ -116,6 +116,22 @@ def kill_family(rank_pid: int) -> None:
         time.sleep(0.002)
 
 
+def kill_orphans(member: int) -> None:
+    """Kill what a member that was killed, or that does not respond, has left: its descendants and its session.
+
+    If the member has exited, only processes that have called setsid() are not found.
+    """
+    found = descendants(member)
+    for name in os.listdir("/proc") if LINUX else []:
+        if name.isdigit() and (stat := _stat(int(name))) and int(stat[3]) == member != int(name):
+            found.append(int(name))
+    for pid in found:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass  # the process has already exited, or belongs to another user (sudo)
+
+
 def reap_all() -> None:
     """Reap all children that have exited.
 
