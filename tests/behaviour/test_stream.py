@@ -177,6 +177,21 @@ def test_other_cells_use_the_gang_between_two_batches(two: WarmRing) -> None:
 
 
 @pytest.mark.any_launcher
+def test_a_rank_that_dies_between_two_batches(two: WarmRing) -> None:
+    """The error is the same as if the rank had died during a batch."""
+
+    def items() -> Iterator[dict[str, Any]]:
+        yield from batches(2)
+        os.kill(two.pids()[1], signal.SIGKILL)
+        until(lambda: two.gang.ended, "the gang has ended")
+        yield from batches(2)
+
+    with pytest.raises(RunFailed, match=r"rank 1 .* failed: killed by SIGKILL") as caught:
+        stream(two, items()).result()
+    assert caught.value.record.failed_rank == 1
+
+
+@pytest.mark.any_launcher
 def test_a_stream_that_prints_nothing_is_not_a_stall(two: WarmRing) -> None:
     """The ranks are asked where they are only if one micro-batch takes long, not if the stream is silent for long."""
     cell = "import time; time.sleep(0.1 * rank)"

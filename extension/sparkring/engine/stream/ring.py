@@ -22,8 +22,9 @@ from sparkring.engine.spec import Outcome
 from sparkring.engine.supervisor import LiveRun, Supervisor
 from sparkring.engine.warm_gang import WarmGang
 from sparkring.errors import CheckpointError, LaunchError
-from sparkring.gangs.execution import Request
+from sparkring.gangs.execution import Request, cause_priority
 from sparkring.history import describe, events
+from sparkring.history.events import Failure
 from sparkring.runtime.interrupts import Interrupts
 from sparkring.runtime.resume_point import Here
 from sparkring.wire import messages
@@ -239,11 +240,19 @@ class Ring:
             with self._gang.take(self._recorder, lambda: ending.of_batch.seen) as gang:
                 outcome = Supervisor(live, gang, gang.submit(request, ranks), warm=True).watch()
         except LaunchError as error:
+            if self._gang.lost and self._gang.gang.deaths:
+                raise Lost(self._deaths(self._gang.gang.deaths)) from error
             kind = Lost if self._gang.lost or not self._gang.ended else Ended  # Ended: the user has stopped the gang
             raise kind(Outcome("not started", self._gang.ended or str(error), error=error)) from error
         if outcome.ending == "finished":
             return outcome
         raise Lost(outcome) if self._gang.ended and outcome.ending == "failed" else Ended(outcome)
+
+    def _deaths(self, deaths: Mapping[int, Failure]) -> Outcome:
+        """Record that ranks have died between two micro-batches, as if they had died during one."""
+        self._recorder.add([events.RankFailed(time.time(), rank, failure) for rank, failure in deaths.items()])
+        rank = min(deaths, key=lambda rank: cause_priority(deaths[rank]))
+        return Outcome("failed", deaths[rank].summary, rank)
 
 
 class StreamEnding:
