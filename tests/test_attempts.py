@@ -81,6 +81,10 @@ def test_what_cannot_heal():
     for others in ([], [KILLED], [echo], [wrong._replace(frames=())], [wrong._replace(error="builtins.OSError")]):
         assert cannot_heal(wrong, [wrong, *others], 2, stepped=False) is None
     assert cannot_heal(damaged, [damaged, damaged], 2, stepped=False) is None
+    unready = Failure("echo", "HorovodInternalError: Horovod has not been initialized; use hvd.init().", error="h.H")
+    assert cannot_heal(unready, [unready, unready], 2, stepped=False) == NoRestart("before the first step", size=2)
+    assert cannot_heal(unready, [unready, echo], 2, stepped=False) is None
+    assert cannot_heal(unready, [unready, unready], 2, stepped=True) is None
 
 
 def test_the_cause_of_other_failures():

@@ -35,6 +35,7 @@ SAY_AFTER_S = 1.0  # after this, report that the run is waiting for slots
 WAIT_FOR_SLOTS_S = 300.0
 LOOK_EVERY_S = 2.0
 INTERRUPTED = Outcome("interrupted", "between two attempts")
+NOT_INITIALIZED = "Horovod has not been initialized"  # if all ranks say this, the code has not called hvd.init()
 
 
 class Restarts:
@@ -232,7 +233,8 @@ def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, s
     succeed if a process died without an exception, or if the checkpoint was damaged. An attempt may also succeed if
     `failure` happened in a collective, because another rank's death may have caused this failure.
     """
-    if failure.cause in ("echo", "damaged checkpoint") or not all(each.error for each in failures):
+    follows = failure.cause == "echo" and NOT_INITIALIZED not in failure.summary
+    if follows or failure.cause == "damaged checkpoint" or not all(each.error for each in failures):
         return None
     if failure.cause == "code":
         return NoRestart("code", error=failure.error)
