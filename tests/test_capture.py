@@ -1456,7 +1456,7 @@ def test_spark_objects(holder: str, path: str, spark: Any) -> None:
     assert f"`{path}`" in str(error("x", notebook(holder % "value", value=frame)))
 
 
-@pytest.mark.parametrize(("kind", "noun"), [(BackgroundRun, "a run in the background"), (ProgramGang, "a warm gang")])
+@pytest.mark.parametrize(("kind", "noun"), [(BackgroundRun, "a background run"), (ProgramGang, "a warm gang")])
 def test_runs_and_gangs_stay_on_the_driver(kind: type, noun: str) -> None:
     """The error says what to do with the object, and does not name a lock or a file inside it."""
     assert f"{noun}; " in str(error("x", notebook(x=kind.__new__(kind))))

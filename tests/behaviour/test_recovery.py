@@ -230,7 +230,7 @@ def test_a_directory_that_cannot_be_used(local, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"/file/x"):
         local.run("1", checkpoint_dir=str(tmp_path / "file" / "x"))
-    with pytest.raises(CheckpointError, match=r"memory://x is the memory of a single process"):
+    with pytest.raises(CheckpointError, match=r"memory://x is in the memory of a single process"):
         local.run("1", checkpoint_dir="memory://x")
 
 

@@ -329,12 +329,9 @@ def test_what_a_run_skips(directory):
         f"continues from step 3, saved just now in {directory.written} (--fresh starts over)"
     )
     for step, told in (
-        (3, r"the checkpoint of step 3 in .*run1, which is damaged: rank-0.* is missing; continues from step 2, saved"),
-        (2, r"the checkpoint of step 3 in .*run1 \(and 1 more\), which .* missing; continues from step 1, saved"),
-        (
-            1,
-            r"the checkpoint of step 3 in .*run1 \(and 2 more\), which .* missing; the cell starts over: no checkpoint",
-        ),
+        (3, r"the damaged checkpoint of step 3 in .*run1: rank-0.* is missing; continues from step 2, saved"),
+        (2, r"2 damaged checkpoints in .*run1, the newest of step 3: .* missing; continues from step 1, saved"),
+        (1, r"3 damaged checkpoints in .*run1, the newest of step 3: .* missing; the cell starts over, because there"),
     ):
         directory.fs.rm_file((directory / name(step) / "rank-0.safetensors").path)
         assert re.match(f"skipped {told}", open_directory(directory.written, 2, "code", {}).words(1.5))

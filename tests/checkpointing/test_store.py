@@ -273,7 +273,7 @@ def test_options(tmp_path, options, told):
         ((1, [1]), "a state is a dict"),
         ((1, {}, {"loss": "low"}), r"metrics\['loss'\] is a `str`, not a number"),
         ((1, {}, {"loss": np.zeros(2)}), r"metrics\['loss'\] is a `ndarray`"),
-        ((1, {}, 0.5), "metrics are a dict of numbers, .* not a `float`"),
+        ((1, {}, 0.5), "metrics must be a dict of numbers, .* not a `float`"),
         ((1, {"a": {"b": object()}}), r"state\['a'\]\['b'\] is a `object`"),
     ],
 )
@@ -526,7 +526,7 @@ def test_the_one_before(tmp_path, capsys, told):
     capsys.readouterr()
     assert checkpoints(tmp_path).restore(live := state()) == live["step"] == 2
     err = capsys.readouterr().err
-    assert f"skipped the checkpoint of step 5 in {tmp_path}, which is damaged: rank-0.safetensors" in err
+    assert f"skipped the damaged checkpoint of step 5 in {tmp_path}: rank-0.safetensors" in err
     assert "skipped the checkpoint of step 4" in err
     assert err.count("\n") == 2
     assert [event.step for event in told.of(messages.CheckpointDamaged)] == [5, 4]

@@ -674,7 +674,7 @@ def test_it_says_what_it_is(numbered):
         ({"raw": {"x": ("uint8", (0,))}}, "expected a dtype and a shape"),
         ({"raw": {"x": ("nonsense", (3,))}}, "expected a dtype and a shape"),
         ({"where": "z > 3"}, "the column `z`, which does not exist"),
-        ({"where": [("z", ">", 3)]}, r"the filter \(z > 3\) cannot be computed: No match for FieldRef\.Name\(z\)"),
+        ({"where": [("z", ">", 3)]}, r"the filter \(z > 3\) cannot be evaluated: No match for FieldRef\.Name\(z\)"),
     ],
 )
 def test_a_wrong_argument_is_told_where_it_is_given(numbered, options, told):

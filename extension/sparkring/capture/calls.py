@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from sparkring.errors import OptionsError
 
 # Advice for something that is called with a value instead of a function, mostly because of `run(train(0.1))`.
-CALLED = "pass the function and its arguments, as in run(train, lr=0.1), not its result, as in run(train(lr=0.1))."
+CALLED = "pass the function itself, as in run(train, lr=0.1), instead of calling it, as in run(train(lr=0.1))."
 
 P = ParamSpec("P")
 R = TypeVar("R")

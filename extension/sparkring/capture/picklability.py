@@ -71,7 +71,9 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("builtins", "generator"): Kind("a generator", _ONCE),
     ("builtins", "coroutine"): Kind("a coroutine", _ONCE),
     ("builtins", "async_generator"): Kind("an async generator", _ONCE),
-    ("sparkring", "BackgroundRun"): Kind("a run in the background", "use the value of its `.result()` in the cell"),
+    ("sparkring", "BackgroundRun"): Kind(
+        "a background run", "call its `.result()` in the notebook, and pass the values that the cell needs"
+    ),
     ("sparkring", "ProgramGang"): Kind("a warm gang", "it exists only on the driver. Call its methods in the notebook"),
     ("torch", "Tensor"): _CUDA,  # kind_of() returns it only for a tensor that is in a GPU's memory
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),

@@ -22,7 +22,7 @@ class PendingSave:
         self._pid = os.getpid()
         self._save: Callable[[], None] | None = None
         self._may_run = threading.Lock()  # the thread can acquire it once the save may run
-        # Until Python 3.13, a thread counts as ended if its join() was interrupted. So wait() acquires this lock.
+        # Before Python 3.13, a thread counts as ended once its join() has been interrupted. So wait() uses this lock.
         self._ended = threading.Lock()
         for lock in (self._may_run, self._ended):
             lock.acquire()

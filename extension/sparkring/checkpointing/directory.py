@@ -84,16 +84,16 @@ class Directory:
         told = []
         if self.skipped:
             entry, *others = self.skipped
-            more = f" (and {len(others)} more)" if others else ""
-            told.append(
-                f"skipped the checkpoint of {step_words(entry)} in {self.location.written}{more}, which is damaged: "
-                f"{entry.reason}"
-            )
+            which = f"the damaged checkpoint of {step_words(entry)} in {self.location.written}"
+            if others:
+                many = f"{len(self.skipped)} damaged checkpoints in {self.location.written}"
+                which = f"{many}, the newest of {step_words(entry)}"
+            told.append(f"skipped {which}: {entry.reason}")
         if self.first is not None:
             saved = saved_words(self.first, now)
             told.append(f"continues from {saved} in {self.location.written} (--fresh starts over)")
         elif self.skipped:
-            told.append("the cell starts over: no checkpoint is left")
+            told.append("the cell starts over, because there is no usable checkpoint")
         return "; ".join(told)
 
     def _ours(self, entry: Entry) -> bool:

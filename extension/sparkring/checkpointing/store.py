@@ -44,7 +44,7 @@ Room = dict[str, npt.NDArray[Any]]
 # in this list.
 _steps: dict[tuple[str, int], list[int]] = {}
 
-# The stamp of this process's last save in each directory, without the saves whose stamps the driver has chosen.
+# The stamp of this process's last save in each directory. Saves whose stamps the driver has chosen are not counted.
 _stamps: dict[str, int] = {}
 
 
@@ -118,7 +118,7 @@ class Store:
         """Set the attributes that are not pickled with the store, because they are valid only in this process."""
         self._location = locate(self.directory)
         self._stamp = stamp_after([])
-        self._newest = False  # whether `_stamp` was larger than those of all other checkpoints when it was chosen
+        self._newest = False  # whether `_stamp` has been chosen since the last restore()
         self._arena = np.empty(0, np.uint8)
         self._pending: PendingSave | None = None
 
@@ -370,7 +370,7 @@ class Store:
     def _values(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         if not isinstance(metrics, Mapping):
             raise CheckpointError(
-                f'metrics are a dict of numbers, as in {{"val_loss": loss}}, not a `{type(metrics).__name__}`.'
+                f'metrics must be a dict of numbers, as in {{"val_loss": loss}}, not a `{type(metrics).__name__}`.'
             )
         values = {str(name): _number(str(name), value) for name, value in metrics.items()}
         if self.metric and self.metric not in values:
@@ -558,7 +558,7 @@ class Store:
 
     def _skip_damaged(self, entry: Entry, reason: str) -> None:
         writing.tell_damaged(self._location, entry, reason)
-        tell(f"skipped the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
+        tell(f"skipped the damaged checkpoint of step {entry.step:,} in {self.directory}: {reason}")
 
     def _missing(self, what: str) -> CheckpointError:
         return CheckpointError(f"there is no {what} in {self.directory}. {self._there()}")

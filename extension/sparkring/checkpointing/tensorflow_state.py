@@ -131,8 +131,8 @@ def take_optimizer(optimizer: Any) -> dict[str, Any]:
 def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Sequence[Any] | None = None) -> None:
     """Assign what take_optimizer() returned. With `trainable`, first build the optimizer if it is not built yet.
 
-    If the optimizer was not built when it was saved, it is not built. If it is built already, its variables get the
-    values with which an optimizer begins.
+    An optimizer that was saved before it was built is not built here. If `optimizer` is already built, its variables
+    get their initial values.
     """
     saved = len(tree["values"])
     if trainable is not None and len(variables_of(optimizer)) != saved:

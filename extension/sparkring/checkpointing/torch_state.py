@@ -69,7 +69,7 @@ def put(value: Any, found: Any, path: str) -> Any:
     saved = tensor(found)
     expanded = any(size > 1 and not step for size, step in zip(value.shape, value.stride(), strict=True))
     if saved.shape == value.shape and saved.dtype == value.dtype and not expanded:
-        # Only in inference mode can tensors be changed that were made in it.
+        # Tensors that were made in inference mode can be changed only in inference mode.
         with torch.inference_mode(value.is_inference()), torch.no_grad():
             value.copy_(saved)
         return value

@@ -271,7 +271,7 @@ class _Footer(NamedTuple):
 
 
 def _files(place: Location) -> list[_File]:
-    """Return the files at a path, sorted by name. In folders, those with _hidden() names are left out."""
+    """Return the files at a path, sorted by name. In folders, hidden files and subfolders are left out."""
     fs, path = place.fs, place.path
     try:
         if any(sign in path for sign in "*?[") and not fs.exists(path):
@@ -452,7 +452,7 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
     try:
         schema.empty_table().filter(condition)
     except (pa.ArrowException, KeyError) as error:
-        raise DataError(f"the filter {condition} cannot be computed: {' '.join(str(error).split())}.") from None
+        raise DataError(f"the filter {condition} cannot be evaluated: {' '.join(str(error).split())}.") from None
     found = set()
     for name in schema.names:
         rest = pa.schema([field for field in schema if field.name != name]).empty_table()
@@ -461,7 +461,7 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
         except (pa.ArrowInvalid, KeyError):
             found.add(name)
         except pa.ArrowException as error:
-            raise DataError(f"the filter {condition} cannot be computed: {error}.") from None
+            raise DataError(f"the filter {condition} cannot be evaluated: {error}.") from None
     return found
 
 
@@ -495,7 +495,7 @@ def _counted(dataset: Dataset, filtered: Set[str]) -> Dataset:
         try:
             rows = passing_rows(narrow, number) if floats else from_footers(file)
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise DataError(f"the filter `{dataset.where}` cannot be computed: {error}.") from None
+            raise DataError(f"the filter `{dataset.where}` cannot be evaluated: {error}.") from None
         except BROKEN as error:
             raise _broken(file.path, error) from error
         groups = tuple(group._replace(rows=passing) for group, passing in zip(file.row_groups, rows, strict=True))

@@ -201,7 +201,10 @@ def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str, dty
 
 
 def dtype_of(dtype: Any) -> np.dtype[Any] | None:
-    """Return the user's option `dtype` as a NumPy dtype, or None if it is not given. Raise DataError if it is none."""
+    """Return the user's option `dtype` as a NumPy dtype, or None if it is not given.
+
+    Raise DataError if NumPy does not know it.
+    """
     try:
         return None if dtype is None else np.dtype(dtype)
     except TypeError:

@@ -306,11 +306,11 @@ def _open_directory(options: Options, size: int, packed: _Packed) -> Directory |
 
 
 def check_directory(directory: str) -> None:
-    """Raise CheckpointError if ranks cannot save to `directory`, or if a background run does."""
+    """Raise CheckpointError if ranks cannot save to `directory`, or if a background run saves to it."""
     if "memory" in protocols(locate(directory).fs):
         raise CheckpointError(
-            f"{directory} is the memory of a single process, so the checkpoints would be lost with the rank that saves "
-            "them: use a directory that the kernel and all ranks can reach."
+            f"{directory} is in the memory of a single process, so the checkpoints would be lost with the rank that "
+            "saves them. Use a directory that the kernel and all ranks can reach."
         )
     refuse_shared(directory)
 

@@ -120,7 +120,7 @@ class Gang:
     def take_back(self) -> None:
         """Ask the member to give back the requests that it has not begun.
 
-        Until it has answered, `taking_back` is True. Executions that it gives back then have `given_back`.
+        Until it has answered, `taking_back` is True. For each execution that it gives back, `given_back` is then True.
         """
         self.taking_back = True
         self._outbox.send_all(messages.GiveBack())

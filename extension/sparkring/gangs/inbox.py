@@ -16,7 +16,7 @@ from sparkring.wire.channel import ChannelClosed, Connection, Listener, Protocol
 from sparkring.wire.messages import Hello, Report
 
 QUEUE_MESSAGES = 64
-# How many unknown peers may be connected while all members connect.
+# The number of unknown peers that may be connected in addition to all members of the gang.
 STRANGERS = 16
 _REPORTS = get_args(Report)
 

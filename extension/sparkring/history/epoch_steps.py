@@ -1,4 +1,4 @@
-"""Converts steps that are counted on from one epoch to the next to steps within the epoch.
+"""Converts steps that are counted over all epochs to steps within the epoch.
 
 Training loops often count their steps over all epochs. The record has steps within the epoch, whatever the user counts,
 so that progress and curves are right in both cases.
@@ -31,16 +31,16 @@ def _within_epoch(reports: Sequence[Metrics], report: Metrics) -> Metrics:
     for each in (steps, of_epoch):  # users may give the number of steps in an epoch, or that of all epochs
         for done in earlier:
             within = step - done * each
-            if done and 0 <= within <= each and (step > steps or _counts_on(reports, report, each, done)):
+            if done and 0 <= within <= each and (step > steps or _counts_all(reports, report, each, done)):
                 return report._replace(step=within, steps=each)
     return report
 
 
-def _counts_on(reports: Sequence[Metrics], report: Metrics, each: int, done: int) -> bool:
-    """Whether the rank's previous report shows that its step is counted on, after `done` epochs of `each` steps.
+def _counts_all(reports: Sequence[Metrics], report: Metrics, each: int, done: int) -> bool:
+    """Whether the rank's previous report shows that the step in `report` is counted over all epochs.
 
-    A step within the epoch can have the same number. But then, the last step of the epoch before is not as small as if
-    it were counted on.
+    There would be `done` earlier epochs of `each` steps. A step that is counted within the epoch can have the same
+    number. In that case, the last step of the previous epoch is larger than it would be otherwise.
     """
     before = next((it for it in reversed(reports) if it.rank == report.rank and (it.steps or it.ends_epoch)), None)
     if before is None or before.ends_epoch:  # a callback of a framework reports ends, and counts within the epoch

@@ -263,7 +263,7 @@ def log(path: Path, rank: int, tail: int | None = None) -> str:
 def _last_lines(path: Path, count: int) -> bytes:
     """Return the last lines of a file, without reading the rest of it: a log may be larger than the memory."""
     blocks: list[bytes] = []
-    ends = 0  # how many ends of lines there are in `blocks`; one more than `count` shows where the last lines begin
+    ends = 0  # the number of newlines in `blocks`; if there are more than `count`, `blocks` has all of the last lines
     with path.open("rb") as file:
         begin = file.seek(0, os.SEEK_END)
         while begin > 0 and ends <= count:
@@ -350,7 +350,8 @@ def load(path: Path) -> RunRecord:
             is_damaged = True
     if not is_damaged:
         return record
-    return apply(record, Notice(now, f"part of this run's record is damaged, and left out here: {path / EVENTS}"))
+    text = f"this run's record is damaged, and the damaged part is not shown: {path / EVENTS}"
+    return apply(record, Notice(now, text))
 
 
 def _events(path: Path) -> Iterator[events.Event | None]:

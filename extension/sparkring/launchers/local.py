@@ -95,8 +95,8 @@ class LocalLauncher(Launcher):
                 which = f"process {member + 1} of {len(self._members)} (pid {process.pid})"
                 if code < 0:
                     return MemberLost(
-                        f"{which} was killed by signal {-code}, by another process or by the kernel. dmesg shows "
-                        "whether the machine ran out of memory."
+                        f"{which} was killed by signal {-code}. Another process or the operating system sent the "
+                        "signal. `dmesg` shows whether the machine ran out of memory."
                     )
                 return MemberLost(
                     f"{which} exited with code {code}; what it printed is in the driver's stderr. "

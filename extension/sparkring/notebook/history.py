@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparkring.history.record import RunRecord
 
 TITLE_CHARACTERS = 60  # a longer title is cut in the list of runs
-ID_DIGITS = 6  # the length of the end of a run's id; it may consist of decimal digits only
+ID_DIGITS = 6  # the number of characters at the end of a run's id; all of them may happen to be digits
 
 _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or stop a background run.
 

@@ -30,7 +30,9 @@ class Quiet:
 
 
 def open_view(*, quiet: bool = False, controls: Controls | None = None, background: bool = False) -> View:
-    """Return a new view of the form that front_end.shown() selects, or a Quiet one if `quiet` or without a stdout.
+    """Return a new view of the form that front_end.shown() selects.
+
+    The view is a Quiet one if `quiet` is set, or if there is no stdout for text.
 
     A live panel offers the `controls` to the user. With `background`, the run's thread calls refresh() and close(),
     except that the thread that starts the run calls the first refresh(). Raise OptionsError if SPARKRING_VIEW is not

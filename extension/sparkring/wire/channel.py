@@ -320,8 +320,8 @@ class Listener:
 
     `welcome(connection)` is called in a separate thread for each connection that is accepted. When it returns, the
     connection is closed. At most `most` connections are served at once; further ones wait. At most `most` other peers
-    may be connected that have not proved themselves yet; for a further one, the peer that has waited longest is shut
-    down. Peers that send nothing therefore do not keep others from connecting.
+    may be connected without having proved that they know the secret. If one more connects, the oldest of these
+    connections is closed. So peers that send nothing do not keep others from connecting.
     """
 
     def __init__(
@@ -402,7 +402,7 @@ class Listener:
 
 
 def wake(listening: socket.socket) -> None:
-    """Wake the thread that waits in accept() or select(); closing the socket would not wake it on all systems.
+    """Wake the thread that waits in accept() or select(). On some systems, closing the socket does not wake it.
 
     On Linux, shutdown() wakes it. Elsewhere, shutdown() fails, but a connection wakes it. A connection is not the first
     choice, because it fails if no port or no file descriptor is free.

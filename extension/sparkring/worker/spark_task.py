@@ -91,8 +91,8 @@ def task_for(
             if code < 0:
                 _end_session(member.pid)
                 raise RuntimeError(
-                    f"sparkring: {which} was killed by signal {-code}, by another process or by the kernel. dmesg "
-                    "shows there whether the machine ran out of memory."
+                    f"sparkring: {which} was killed by signal {-code}. Another process or the operating system sent "
+                    "the signal. Run `dmesg` on that machine to see whether it ran out of memory."
                 )
             if code != 0:  # the error makes Spark end the stage; otherwise, the other ranks would wait forever
                 raise RuntimeError(

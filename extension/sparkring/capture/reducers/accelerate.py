@@ -80,5 +80,5 @@ def _training_arguments(arguments: Any) -> Reduced:
 def _arguments_of_rank(cls: type, fields: dict[str, Any]) -> Any:
     arguments: Any = object.__new__(cls)
     vars(arguments).update(fields)
-    _ = arguments.device  # this finds out about the rank's process, as the class does when it is called
+    _ = arguments.device  # this sets up the state for the rank's process, as the constructor does
     return arguments

@@ -165,8 +165,8 @@ def _cache_url(path: Path) -> str:
     encoded = re.search(r"[\s%\"#*?<>\\^`{|}\[\]]", found.path)
     if encoded:
         raise PathError(
-            f"{written}: Petastorm does not find a converter's files in a folder whose path has the character "
-            f"{encoded[0]!r}: use another folder."
+            f"{written}: Petastorm cannot find a converter's files if the path of the folder contains the character "
+            f"{encoded[0]!r}. Use another folder."
         )
     return f"file://{found.path}" if found.local else found.for_spark()
 

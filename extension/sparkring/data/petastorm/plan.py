@@ -188,7 +188,8 @@ def _level_of_user() -> int:
     """Return the `stacklevel` with which warnings.warn() shows the line that called this package."""
     level, frame = 1, inspect.currentframe()
     frame = frame.f_back if frame else None
-    # File names do not tell: on Spark, sparkring is imported from a zip file, and its code has relative file names.
+    # File names cannot be compared: on Spark, sparkring is imported from a zip file, and the names of its code files
+    # are relative.
     while frame is not None and frame.f_globals.get("__name__", "").startswith(
         ("sparkring.data.petastorm", "contextlib")
     ):

@@ -98,8 +98,8 @@ class Pool:
     def _takes(self, places: list[int]) -> bool:
         """Whether to take an item from the iterable now.
 
-        While a slot takes items back, an iterable is not asked for more: it may wait for these items, and they have to
-        be given to a slot first.
+        While a slot takes items back, the iterable is not asked for more items. It may be waiting for the results of
+        these items, so they must be given to a slot first.
         """
         waits = self._slots.paused or (self._slots.taking_back and not self._items.at_hand)
         return not waits and self._schedule.wants_item(places or self._slots.first)

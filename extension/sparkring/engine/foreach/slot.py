@@ -15,9 +15,9 @@ Each item is in exactly one of these states:
 An item becomes `sent` or `running` when start() is called, and `running` when the item before it in the slot is over.
 Only items that are `sent` go back to `waiting` without counting as an attempt: if the member gives them back
 (GivenBack), if the gang dies, or if it is replaced. A member gives them back before it reports a failure, when it
-passes on an interrupt, and when the slot asks for them because an item takes long. It has then dropped them, so they
-can no longer begin there. The member must not decide alone that an item takes long: while the driver waits in the
-user's iterable, which may wait for these very items, nobody would run them elsewhere.
+passes on an interrupt, and when the slot asks for them because an item takes a long time. It has then dropped them, so
+they can no longer begin there. The member must not decide by itself that an item takes a long time: while the driver
+waits for the user's iterable, and the iterable waits for these items, no other slot would run them.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class Slot:
             self._gang.interrupt()
 
     def _ask_for_ahead(self) -> None:
-        """If the item takes long, ask the member to give back the items behind it."""
+        """If the current item takes a long time, ask the member to give back the items that wait behind it."""
         if not self._ahead or self.taking_back or self._gang is None:
             return
         if self._began and time.monotonic() > self._began + WAIT_S:

@@ -456,7 +456,8 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
         return RankProcess(pid, ours, out_r, err_r, stack_r)
     # Until the rank sets a handler, an interrupt ends it. Python's handler would print a traceback of this module.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.setpgid(0, 0)  # no session of its own: after the member's death, its launcher kills the member's session
+    # The rank stays in the member's session, which the launcher or the Spark task kills if the member dies.
+    os.setpgid(0, 0)
     process.die_with_parent(member)
     ours.release()
     for fd in (out_r, err_r, stack_r):

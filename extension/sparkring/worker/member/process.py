@@ -117,7 +117,7 @@ def kill_family(rank_pid: int) -> None:
 
 
 def kill_orphans(member: int) -> None:
-    """Kill what a member that was killed, or that does not respond, has left: its descendants and its session.
+    """Kill what a killed or unresponsive member has left: its descendants and the processes of its session.
 
     If the member has exited, only processes that have called setsid() are not found.
     """

@@ -1,7 +1,7 @@
 """Finds the user's own modules whose files have changed since a rank of a warm gang imported them.
 
-The rank keeps the old module, while `%autoreload` gives the notebook the new one. Without a message, nobody would
-notice that a cell on the ranks does something else than the same cell in the notebook.
+The rank keeps the old module, while `%autoreload` gives the notebook the new one. Without a message, the user would not
+notice that a cell does something different on the ranks than in the notebook.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 from sparkring.worker.rank.imports import is_installed_file
 
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
-_MOST = 300  # at most this many modules are watched, since each of them takes a call of the system in every cell
+_MOST = 300  # at most this many modules are watched, since each of them needs a system call in every cell
 
 
 class _Watched(NamedTuple):
     spec: ModuleSpec  # importlib.reload() makes a new one
-    time: float  # the module has what the file contained at this time
+    time: float  # changes of the file up to this time have been loaded or reported
 
 
 class OwnModules:
@@ -32,7 +32,8 @@ class OwnModules:
     def changed(self, since: float) -> list[str]:
         """Return the paths of the files that have changed since the previous call.
 
-        For modules that have been imported or reloaded since then, `since` is a time after that.
+        For a module that was imported or reloaded after the previous call, look for changes after `since`, a time at
+        which the module was already loaded.
         """
         for name in sys.modules.keys() - self._seen:
             self._seen.add(name)

@@ -26,8 +26,8 @@ export function stepsOf(order) {
   return steps;
 }
 
-// Return the displays to show at step number `at`, in the order of the ranks: for each rank, all of its displays in the last step,
-// up to this one, in which it has shown something. If ranks are selected, return only their displays.
+// Return the displays to show at a step: for each rank, its displays in the last step, up to and including number `at`, in which
+// it showed something. The result is in the order of the ranks. If ranks are selected, return only their displays.
 export function shownAt(steps, at, selected) {
   const last = new Map();
   for (const step of steps.slice(0, at + 1)) {
