@@ -461,10 +461,14 @@ def test_after_an_interrupt(moody):
     moody.on(write=lambda path: go.wait(60))
     found = checkpoints(moody.directory)
     found.save(1, state(1, scale=1.0))
-    threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        found.save(2, state(2, scale=2.0))
-    threading.Timer(0.1, go.set).start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pyspark may have set another one
+    try:
+        threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            found.save(2, state(2, scale=2.0))
+    finally:
+        signal.signal(signal.SIGINT, before)
+        threading.Timer(0.1, go.set).start()
     saved(found, 3, scale=3.0)
     assert [found.load(step)["w"][0, 1] for step in (1, 3)] == [1.0, 3.0]
 
