@@ -143,7 +143,7 @@ def test_one_byte_anywhere_is_told(tmp_path, monkeypatch, capsys):
         where[f"{file.name} {how}"] += 1
         capsys.readouterr()
         assert restored(directory) == step - 1
-        assert re.search(rf"skipped the checkpoint of step {step} in .*damaged: ", capsys.readouterr().err)
+        assert re.search(rf"skipped the damaged checkpoint of step {step} in .*: ", capsys.readouterr().err)
         (found,) = [entry for entry in folder.listing(locate(directory)) if entry.name == newest.name]
         assert file.name in folder.check(locate(directory), found)
         file.write_bytes(whole)

@@ -531,7 +531,7 @@ def test_the_one_before(tmp_path, capsys, told):
     assert checkpoints(tmp_path).restore(live := state()) == live["step"] == 2
     err = capsys.readouterr().err
     assert f"skipped the damaged checkpoint of step 5 in {tmp_path}: rank-0.safetensors" in err
-    assert "skipped the checkpoint of step 4" in err
+    assert "skipped the damaged checkpoint of step 4" in err
     assert err.count("\n") == 2
     assert [event.step for event in told.of(messages.CheckpointDamaged)] == [5, 4]
     assert [event.step for event in told.of(messages.CheckpointRestored)] == [2]

@@ -505,7 +505,7 @@ def test_a_converter_without_a_folder(spark):
         make_spark_converter(spark.range(3))
     with pytest.raises(PathError, match=r"Write dbfs:/tmp/x"):
         make_spark_converter(spark.range(3), parent_cache_dir_url="dbfs://tmp/x")
-    with pytest.raises(PathError, match=r"/tmp/a b: Petastorm does not find .* the character ' '"):
+    with pytest.raises(PathError, match=r"/tmp/a b: Petastorm cannot find .* the character ' '"):
         make_spark_converter(spark.range(3), parent_cache_dir_url="/tmp/a b")
     with pytest.raises(DataError, match="takes a Spark DataFrame, not a `list`"):
         make_spark_converter([3], parent_cache_dir_url="/tmp/x")
