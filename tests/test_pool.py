@@ -7,7 +7,7 @@ import enum
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -281,11 +281,12 @@ def test_an_item_that_takes_too_long(runs, monkeypatch):
 @pytest.mark.parametrize(
     ("waits", "cause"), [(False, "interrupt"), (True, "lost")], ids=["has ended in time", "ends when interrupted"]
 )
-def test_the_item_behind_one_that_takes_too_long(waits, cause, watch):
+def test_the_item_behind_one_that_takes_too_long(waits, cause, watch, monkeypatch):
     """The next item was sent in advance. If it then ends with an interrupt, it has failed.
 
     If the interrupt may have been that of the time limit, the item is tried again.
     """
+    monkeypatch.setattr(FakeRank, "give_back", lambda rank: None)  # the item begins before it can be given back
     sent, second = threading.Event(), threading.Event()
 
     def cell(rank: FakeRank) -> None:
@@ -321,6 +322,37 @@ def test_the_item_behind_one_that_takes_too_long(waits, cause, watch):
         found.retire(kill=True)
         found.join()
     assert [each.failure and each.failure.cause for each in ended] == [None, cause]
+
+
+def test_while_items_are_taken_back(runs, monkeypatch):
+    """The iterable is not asked for more: it may wait for these items."""
+    asked, answer, given = threading.Event(), threading.Event(), threading.Event()
+    give_back = FakeRank.give_back
+    taken: list[int] = []
+    monkeypatch.setattr(FakeRank, "seconds", 1e-4)
+
+    def late(rank: FakeRank) -> None:
+        asked.set()
+        threading.Timer(0.3, answer.set).start()
+        answer.wait(60)
+        give_back(rank)
+        given.set()
+
+    monkeypatch.setattr(FakeRank, "give_back", late)
+
+    def items() -> Iterator[int]:
+        for number in itertools.count():
+            if answer.is_set():
+                return
+            if asked.is_set():
+                taken.append(number)
+            yield number
+
+    result = runs(lambda rank, item: item == 150 and given.wait(60), items())
+    assert given.is_set()
+    assert not taken
+    assert len(result.values) > 151
+    assert set(result.table.attempts) == {1}
 
 
 def test_fail_fast(runs):

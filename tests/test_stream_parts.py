@@ -10,6 +10,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,12 @@ from sparkring.data.spark_streams import waiting_rows
 from sparkring.data.watch import FOOTERS, watch
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.past_cells import CELL_BYTES, PastCells
+from sparkring.engine.stream.ring import Ring
 from sparkring.engine.stream.run import StreamRun
 from sparkring.engine.stream.sources import IteratorSource, MicroBatch
 from sparkring.errors import DataError, OptionsError
 from sparkring.gangs.execution import Execution, Request
+from sparkring.history.events import Failure
 from sparkring.notebook import stream
 from sparkring.runtime import resume_point
 from sparkring.runtime.fair_lock import FairLock
@@ -551,3 +554,13 @@ def test_an_iterable_can_begin_with_a_later_batch() -> None:
     assert found == [3, 4]
     with pytest.raises(DataError, match=r"table\.from_batch\(6\) raised LookupError: no batch 6"):
         source.run(5, "", lambda batch: None, lambda: False)
+
+
+def test_the_cause_if_several_ranks_die_between_two_batches():
+    """A process that was killed comes before one that an exit of another may have ended."""
+    told: list[Any] = []
+    ring = SimpleNamespace(_recorder=SimpleNamespace(add=told.extend))
+    deaths = {0: Failure("exit", "exited with code 1"), 1: Failure("signal", "killed by SIGKILL", signal="SIGKILL")}
+    outcome = Ring._deaths(ring, deaths)
+    assert (outcome.ending, outcome.rank, outcome.reason) == ("failed", 1, "killed by SIGKILL")
+    assert [(each.rank, each.failure) for each in told] == [*deaths.items()]

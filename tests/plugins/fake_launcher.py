@@ -26,6 +26,8 @@ from sparkring.wire.messages import (
     EnterWorld,
     Exited,
     Failed,
+    GiveBack,
+    GivenBack,
     Hello,
     Interrupt,
     Leave,
@@ -67,10 +69,11 @@ class FakeRank:
     """A rank that runs `cell(rank)`.
 
     It has the `world`, the `work` (in a pool) and the `request` that the driver sent. `interrupted` and `ended` are
-    events. `attempt` is the number of the launcher that started it, from 1. It reports that it uses `memory_bytes`.
+    events. `attempt` is the number of the launcher that started it, from 1. It reports that it uses `memory_bytes`, and
+    that each request took `seconds`.
     """
 
-    memory_bytes = 0
+    memory_bytes, seconds = 0, 0.0
 
     def __init__(self, ticket: Ticket, cell: Callable[[FakeRank], object], attempt: int) -> None:
         self.attempt = attempt
@@ -106,6 +109,8 @@ class FakeRank:
                         self.requests.put(order)
                     case Interrupt() | EndItem():
                         self.interrupted.set()
+                    case GiveBack():
+                        self.give_back()
                     case TakeStack():
                         self.tell(Stack("running", ""))
                     case Leave():
@@ -119,6 +124,15 @@ class FakeRank:
             self.interrupted.set()
             self.ended.set()
             self.requests.put(None)
+
+    def give_back(self) -> None:
+        """Give back the requests that have not begun."""
+        count = 0
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.requests.get_nowait()
+                count += 1
+        self.tell(GivenBack(count))
 
     def work(self) -> None:
         """Run one request after another, in a thread."""
@@ -142,7 +156,7 @@ class FakeRank:
 
     @property
     def news(self) -> RankNews:
-        return NEWS._replace(memory_bytes=self.memory_bytes)
+        return NEWS._replace(memory_bytes=self.memory_bytes, seconds=self.seconds)
 
 
 class FakeLauncher(Launcher):

@@ -282,6 +282,7 @@ def test_steps_may_be_counted_on_from_epoch_to_epoch(replayed, steps, first, zer
         assert progress.paces(other) == progress.paces(one)
         assert metrics.curves(other, metrics.table(other)) == metrics.curves(one, metrics.table(one))
     assert metrics.curves(other, metrics.table(other))
+    assert metrics.other_axes(other, metrics.table(other)) == {"step": (0, 20)}
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -294,6 +295,13 @@ def test_a_loop_that_continues_in_a_later_epoch_may_count_on(replayed, first):
 def test_steps_within_the_epoch_are_left_as_they_are(replayed, every):
     """A loop that logs rarely may begin an epoch with a large step."""
     reports = [*loop(20, lambda epoch, step: step, every=every)]
+    assert list(replayed(*reports).metrics) == reports
+
+
+@pytest.mark.parametrize(("steps", "found"), [(20, [20, 20, 20, 20]), (80, [25, 30])], ids=["the last ones", "few"])
+def test_one_step_in_each_epoch_is_left_as_it_is(replayed, steps, found):
+    """The later steps could be counted over all epochs, but the one before does not fit."""
+    reports = [Metrics({"loss": 1.0}, step, epoch, steps, 4, time=epoch, rank=0) for epoch, step in enumerate(found)]
     assert list(replayed(*reports).metrics) == reports
 
 

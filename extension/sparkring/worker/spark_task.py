@@ -115,7 +115,10 @@ def task_for(
 
 
 def _end_session(member: int) -> None:
-    """Kill what a member that was killed has left: the processes of its session."""
+    """Kill what a member that was killed has left: the processes of its session.
+
+    This is a part of kill_orphans() in worker/member/process.py, which the task cannot import.
+    """
     for path in glob.glob("/proc/[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the process has exited
             with open(path) as file:

@@ -149,9 +149,7 @@ class Slot:
         """How many more attempts the slot can be given now."""
         if self.attempt is None:
             return int(self.free)
-        if self._gang is None or self._gang.deaths or self.taking_back:
-            return 0
-        return max(0, self._depth - self.load)
+        return 0 if self._gang is None or self._gang.deaths else max(0, self._depth - self.load)
 
     @property
     def taking_back(self) -> bool:
