@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -152,6 +153,29 @@ def test_a_check_that_hangs_or_is_interrupted():
     assert time.monotonic() - began < 30
     found = examination.failed("driver", checks.TooSlow("no answer within 30 s"))
     assert (found.topic, found.level) == ("driver", "problem")
+
+
+@pytest.fixture
+def interrupted_starts(monkeypatch):
+    """Have an interrupt arrive whenever a thread is being started."""
+    start = threading.Thread.start
+
+    def start_and_interrupt(thread):
+        start(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pyspark's handler outlives its context
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_while_the_check_starts(interrupted_starts):
+    """An interrupt that arrives while the thread of a check is being started ends the check."""
+    ended = []
+    with pytest.raises(KeyboardInterrupt):
+        checks.answer("writing", lambda cancelled: ended.append(cancelled.wait(60)), quiet, 60.0)
+    assert ended == [True]
 
 
 # ── GPUs ──────────────────────────────────────────────────────────────────────
@@ -352,6 +376,23 @@ def test_a_job_on_the_executors_has_a_time_limit(spark, watch):
 
     with pytest.raises(TimeoutError, match="waiting took longer than 1 s"):
         interruptibly(context, "waiting", ask, quiet, 1.0)
+
+
+def test_an_interrupt_while_a_job_starts(spark, watch, interrupted_starts):
+    """An interrupt that arrives while the thread of a Spark job is being started ends the job before it is raised."""
+    from sparkring.cluster.jobs import interruptibly
+
+    context, ended = spark.sparkContext, []
+
+    def ask():
+        try:
+            context.parallelize([0], 1).map(lambda _: time.sleep(50)).collect()
+        finally:
+            ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        interruptibly(context, "waiting", ask, quiet)
+    assert ended == [True]
 
 
 # ── How it is shown ───────────────────────────────────────────────────────────

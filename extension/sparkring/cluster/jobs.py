@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import TYPE_CHECKING, TypeVar
 
+from sparkring.runtime.interrupts import held_back
+
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
@@ -43,10 +45,11 @@ def interruptibly(
             answer.set_exception(error)
 
     thread = InheritableThread(target=run, name="sparkring-job", daemon=True)
-    thread.start()
     started, pause_s = time.monotonic(), _FIRST_WORD_S
     deadline = started + limit_s
     try:
+        with held_back():  # an interrupt inside start() would leave jobs that nobody cancels
+            thread.start()
         while True:
             try:
                 wait_s = min(pause_s if say else math.inf, deadline - time.monotonic())

@@ -10,6 +10,7 @@ from concurrent.futures import TimeoutError as NotYet
 from typing import TypeVar
 
 from sparkring.history.describe import duration
+from sparkring.runtime.interrupts import held_back
 
 Answer = TypeVar("Answer")
 Tell = Callable[[str], None]  # is called repeatedly with what is being checked, and for how long
@@ -38,9 +39,10 @@ def answer(doing: str, check: Callable[[threading.Event], Answer], tell: Tell, l
             found.set_exception(error)
 
     thread = threading.Thread(target=run, name="sparkring-doctor", daemon=True)
-    thread.start()
     started = time.monotonic()
     try:
+        with held_back():  # an interrupt inside start() would leave a thread that cannot be joined
+            thread.start()
         while True:
             try:
                 return found.result(_POLL_S)
