@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import sparkring
 from sparkring.errors import RunFailed
 
 FIT = """
@@ -23,15 +24,20 @@ size, history.history["loss"]
 
 @pytest.mark.standalone("the driver's Python reads what the executors' Python reports")
 def test_metrics_arrive(ring):
-    """Metrics that log() reports are in the record, by rank, with their step, epoch and totals."""
+    """Metrics that log() reports, as arguments or in a dict, are in the record, with rank, step, epoch and totals."""
     record = ring.run("""
         from sparkring import log
         for step in (1, 2):
             log(step=step, epoch=1, steps=2, epochs=3, loss=1 / step, rank=rank)
+        log({"train/loss": 2}, step=3, loss=0.5)
     """).record
     found = [(m.rank, m.step, m.epoch, m.steps, m.epochs, m.values) for m in record.metrics if m.rank == 1]
-    assert found == [(1, 1, 1, 2, 3, {"loss": 1.0, "rank": 1.0}), (1, 2, 1, 2, 3, {"loss": 0.5, "rank": 1.0})]
-    assert len(record.metrics) == 4
+    assert found == [
+        (1, 1, 1, 2, 3, {"loss": 1.0, "rank": 1.0}),
+        (1, 2, 1, 2, 3, {"loss": 0.5, "rank": 1.0}),
+        (1, 3, None, None, None, {"train/loss": 2.0, "loss": 0.5}),
+    ]
+    assert len(record.metrics) == 6
     assert record.ranks[0].metrics.values["loss"] == 0.5
 
 
@@ -56,6 +62,14 @@ def test_a_metric_that_is_no_number(ring):
     with pytest.raises(RunFailed, match=r"TypeError: log\(accuracy=…\): str is not a number") as caught:
         ring.run("from sparkring import log\nlog(loss=1, accuracy='high')")
     assert "cell line 3" in str(caught.value)
+
+
+def test_what_log_cannot_take():
+    """A value without a name is refused, and so is a metric in a dict that is not a number."""
+    with pytest.raises(TypeError, match=r"metrics as a dict or as keyword arguments, not 0\.25"):
+        sparkring.log(0.25)
+    with pytest.raises(TypeError, match="train/loss"):
+        sparkring.log({"train/loss": [1, 2]})
 
 
 @pytest.mark.any_launcher

@@ -159,7 +159,18 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         magic, _, _ = self.prog.partition(" ")  # IPython would look up `start` for `%gang start?`
+        message += self._guess(message)
         raise OptionsError(f"{self.prog}: {message}. See {magic}? for the options.")
+
+    def _guess(self, message: str) -> str:
+        """Return a question with the option that was probably meant, if the message is about an unknown option."""
+        import difflib
+
+        if message.startswith("unrecognized arguments"):
+            for word in message.split():
+                for flag in difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, 1):
+                    return f" (did you mean {flag}?)"
+        return ""
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise OptionsError((message or "").strip())

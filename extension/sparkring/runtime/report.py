@@ -7,7 +7,7 @@ calls them can first be tried in the notebook.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -52,6 +52,8 @@ def at_step(step: int) -> Iterator[None]:
 
 
 def log(
+    values: Mapping[str, Any] | None = None,
+    /,
     *,
     step: int | None = None,
     epoch: int | None = None,
@@ -59,16 +61,18 @@ def log(
     epochs: int | None = None,
     **metrics: Any,
 ) -> None:
-    """Report metrics of this rank: `log(step=3, loss=0.25)`.
+    """Report metrics of this rank: `log(step=3, loss=0.25)`, or `log({"train/loss": 0.25}, step=3)`.
 
     Values are numbers or objects with a single number (a 0-d array or tensor). For the progress bar, `steps` is the
     number of steps in an epoch, and `epochs` is the number of epochs. `step` can be counted within the epoch or over
     all epochs. Raises TypeError if a value is not a number.
     """
-    values = {name: _number(name, value) for name, value in metrics.items()}
+    if not isinstance(values, Mapping | None):
+        raise TypeError(f"log() takes metrics as a dict or as keyword arguments, not {short_repr(values)}.")
+    checked = {str(name): _number(name, value) for name, value in {**(values or {}), **metrics}.items()}
     if _tell is not None:
         step = _step if step is None and epoch is None else step
-        tell(Metrics(values, _count(step), _count(epoch), _count(steps), _count(epochs)))
+        tell(Metrics(checked, _count(step), _count(epoch), _count(steps), _count(epochs)))
 
 
 def numbers(logs: Any) -> dict[str, float]:
