@@ -58,10 +58,11 @@ def test_arrays_of_one_number_are_numbers(ring):
 
 @pytest.mark.any_launcher
 def test_a_metric_that_is_no_number(ring):
-    """The rank raises a TypeError that names the metric, and the error shows the line of the cell."""
+    """The rank raises a TypeError that names the metric, and the error shows the cell's line, not sparkring's."""
     with pytest.raises(RunFailed, match=r"TypeError: log\(accuracy=…\): str is not a number") as caught:
         ring.run("from sparkring import log\nlog(loss=1, accuracy='high')")
     assert "cell line 3" in str(caught.value)
+    assert "raised in" not in str(caught.value)
 
 
 def test_what_log_cannot_take():

@@ -52,6 +52,9 @@ _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, Options
 # happen when a TensorFlow collective is ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
+_HERE = os.path.dirname((lambda: None).__code__.co_filename)  # not __file__, which differs if this is in a zip
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "")
+
 
 def as_failure(error: BaseException, cell: str = CELL_NAME) -> Failure:
     """Describe the exception that ended a request. `cell` is the file name of the cell that is being run."""
@@ -150,14 +153,17 @@ def _is_ours(filename: str, error: BaseException) -> bool:
     Frames of this folder are always left out: when a cell runs a script, they lie between the cell's frames and the
     script's frames. If sparkring itself raised `error`, the frames of the whole package are left out.
     """
-    here = os.path.dirname(_is_ours.__code__.co_filename)  # not __file__, which differs if this is in a zip
     if isinstance(error, SparkringError):
-        package = os.path.dirname(os.path.dirname(here))
-        return filename.startswith(os.path.join(package, ""))
-    return os.path.dirname(filename) == here
+        return filename.startswith(_PACKAGE)
+    return os.path.dirname(filename) == _HERE
 
 
 def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
+    """Return the frames of the traceback that the summary can name.
+
+    Frames of sparkring at the end are left out. Most errors there are about a wrong argument, such as
+    `log(loss="high")`. The traceback in the log has these frames.
+    """
     found = []
     for frame, number_or_none in traceback.walk_tb(_skip_ours(error)):
         line = number_or_none or 0  # generated code may have no line numbers
@@ -175,6 +181,8 @@ def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
         # On a rank, the file names of cells contain numbers.
         name = CELL_NAME if filename == cell else EARLIER_CELL if is_cell(filename) else filename
         found.append(CodeFrame(name, line, frame.f_code.co_name, in_cell, tuple(source)))
+    while found and found[-1].filename.startswith(_PACKAGE):
+        found.pop()
     return tuple(found[-MOST_FRAMES:])
 
 
