@@ -604,6 +604,7 @@ def test_only_horovod_records_a_timeline():
         ("rank * 2", "rank * 2"),
         ("i = 0\nwhile i < 3:\n    i += 1", ""),
         ("hvd.init()", ""),
+        ("i = 0\n'done'", ""),
         (f"call({'x' * 80})", f"call({'x' * 54}…"),
     ],
 )

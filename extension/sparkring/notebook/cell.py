@@ -148,7 +148,7 @@ def title_of(source: str) -> str:
     """Return a title for a run that the user has not named, or '' if the cell has nothing that can be a title.
 
     The title is the first of these that the cell has: a comment or docstring at the top, a call to fit(), an expression
-    at the end, a function definition.
+    at the end that is not a constant, a function definition.
     """
     lines = (line.strip() for line in source.splitlines())
     first = next((line for line in lines if line and not line.startswith(("import ", "from "))), "")
@@ -157,8 +157,8 @@ def title_of(source: str) -> str:
     title = title or (ast.get_docstring(tree) or "").partition("\n")[0]
     title = title or next((ast.unparse(node) for node in ast.walk(tree) if _called_name(node) == "fit"), "")
     last = tree.body[-1] if tree.body else None
-    if not title and isinstance(last, ast.Expr) and _called_name(last.value) not in _UNTELLING_CALLS:
-        title = ast.unparse(last.value)
+    if not title and isinstance(last, ast.Expr) and not isinstance(last.value, ast.Constant):
+        title = ast.unparse(last.value) if _called_name(last.value) not in _UNTELLING_CALLS else ""
     title = title or next((node.name for node in tree.body if isinstance(node, ast.FunctionDef)), "")
     return title if len(title) <= TITLE_CHARACTERS else f"{title[: TITLE_CHARACTERS - 1]}…"
 
