@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from sparkring.errors import RunFailed
 from sparkring.history import describe
 
 LIGHTNING = """
@@ -112,6 +113,13 @@ def test_libraries_train_on_all_ranks(pair, tmp_path, monkeypatch, wait_until):
         assert first[2] == second[2], "the ranks train one model"
         assert (len(first[3]), sorted(first[3] + second[3])) == (16, [float(row) for row in range(32)])
         assert first[4] == second[4]
+    # notebook_launcher() would start a ring on each rank. With one process, it only calls the function.
+    pair.run("AcceleratorState._reset_state(reset_partial_state=True)", framework="torch")
+    launch = "import accelerate\naccelerate.notebook_launcher(print, ('called',), num_processes={})"
+    with pytest.raises(RunFailed, match=r"The cell already runs on 2 ranks\. Call the training function itself"):
+        pair.run(launch.format(2), framework="torch")
+    pair.run(launch.format(1), framework="torch")
+    assert pair.view.record.ranks[1].tail[-1].text == "called"
     # Other tests use these ranks afterwards, so the process group of the last library must not remain.
     pair.run("import torch\ntorch.distributed.destroy_process_group()", framework="torch")
 

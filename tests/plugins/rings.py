@@ -199,7 +199,19 @@ def tasks(spark: Any, watch: Watch) -> Ring:
     return Ring("spark", watch.mark)
 
 
-READY = "threading.Timer(0.5, print, ('ready',)).start()"  # printed when the rank has gone on to the next line
+_READY = """
+import sys, threading, time, traceback
+
+def tell(thread, frame, line):
+    while (frame, line) in traceback.walk_stack(sys._current_frames()[thread]):
+        time.sleep(0.05)
+    time.sleep(0.5)
+    print("ready")
+
+frame = sys._getframe(1)
+threading.Thread(target=tell, args=(threading.get_ident(), frame, frame.f_lineno), daemon=True).start()
+"""
+READY = f"exec({_READY!r}, {{}})"  # prints "ready" half a second after the rank has gone on to the next line
 
 
 def ready(n: int) -> Callable[[RunRecord], bool]:

@@ -7,6 +7,7 @@ import os
 import types
 
 from sparkring.compat import horovod_autograph, horovod_keras_3
+from sparkring.errors import SparkringError
 from sparkring.worker.rank import jax_ring
 from sparkring.worker.rank.imports import when_imported
 
@@ -31,6 +32,7 @@ def prepare() -> None:
     jax_ring.prepare()
     for name in _LIGHTNING:
         when_imported(name, _count_ranks_as_devices)
+    when_imported("torch.distributed.launcher.api", _refuse_launches)
 
 
 def _start_no_notification_service(module: types.ModuleType) -> None:
@@ -56,3 +58,24 @@ def _count_ranks_as_devices(module: types.ModuleType) -> None:
         return int(count_cpus())
 
     accelerator.auto_device_count = staticmethod(auto_device_count)
+
+
+def _refuse_launches(module: types.ModuleType) -> None:
+    """Refuse to start ranks from a rank, as Accelerate's notebook_launcher() would.
+
+    Each rank would start a ring of its own, so the same training would run several times, or fail because all rings use
+    the same port.
+    """
+    launch = module.elastic_launch.__call__
+
+    @functools.wraps(launch)
+    def launch_unless_on_a_ring(self: object, *args: object) -> object:
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if "TORCHELASTIC_RUN_ID" in os.environ and size > 1:
+            raise SparkringError(
+                f"The cell already runs on {size} ranks. Call the training function itself, instead of passing it to "
+                "notebook_launcher() or another launcher."
+            )
+        return launch(self, *args)
+
+    module.elastic_launch.__call__ = launch_unless_on_a_ring
