@@ -113,6 +113,9 @@ def test_libraries_train_on_all_ranks(pair, tmp_path, monkeypatch, wait_until):
         assert first[2] == second[2], "the ranks train one model"
         assert (len(first[3]), sorted(first[3] + second[3])) == (16, [float(row) for row in range(32)])
         assert first[4] == second[4]
+    # These strategies of Lightning would start processes of their own on each rank.
+    with pytest.raises(RunFailed, match=r"The cell already runs on 2 ranks\. Use strategy=\"ddp\" instead"):
+        pair.run(LIGHTNING.replace("devices=", 'strategy="ddp_notebook", devices='), framework="torch")
     # notebook_launcher() would start a ring on each rank. With one process, it only calls the function.
     pair.run("AcceleratorState._reset_state(reset_partial_state=True)", framework="torch")
     launch = "import accelerate\naccelerate.notebook_launcher(print, ('called',), num_processes={})"

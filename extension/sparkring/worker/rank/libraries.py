@@ -11,13 +11,8 @@ from sparkring.errors import SparkringError
 from sparkring.worker.rank import jax_ring
 from sparkring.worker.rank.imports import when_imported
 
-# The modules that define Lightning's CPUAccelerator: for the Trainer and for Fabric, in the new and the old packages.
-_LIGHTNING = (
-    "lightning.pytorch.accelerators.cpu",
-    "lightning.fabric.accelerators.cpu",
-    "pytorch_lightning.accelerators.cpu",
-    "lightning_fabric.accelerators.cpu",
-)
+# Lightning's packages: for the Trainer and for Fabric, under the new and the old names.
+_LIGHTNING = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
 
 
 @functools.cache
@@ -30,9 +25,10 @@ def prepare() -> None:
     when_imported("horovod.tensorflow.util", horovod_autograph.adapt_subgraphs)
     when_imported("horovod.tensorflow.elastic", horovod_keras_3.adapt_elastic)
     jax_ring.prepare()
-    for name in _LIGHTNING:
-        when_imported(name, _count_ranks_as_devices)
-    when_imported("torch.distributed.launcher.api", _refuse_launches)
+    for package in _LIGHTNING:
+        when_imported(f"{package}.accelerators.cpu", _count_ranks_as_devices)
+        when_imported(f"{package}.strategies.launchers.multiprocessing", _refuse_spawned_ranks)
+    when_imported("torch.distributed.launcher.api", _refuse_elastic_launches)
 
 
 def _start_no_notification_service(module: types.ModuleType) -> None:
@@ -60,22 +56,39 @@ def _count_ranks_as_devices(module: types.ModuleType) -> None:
     accelerator.auto_device_count = staticmethod(auto_device_count)
 
 
-def _refuse_launches(module: types.ModuleType) -> None:
-    """Refuse to start ranks from a rank, as Accelerate's notebook_launcher() would.
+def _refuse_elastic_launches(module: types.ModuleType) -> None:
+    """Refuse what Accelerate's notebook_launcher() would do: start ranks from a rank, with torch's elastic launch."""
+    _refuse_on_a_ring(
+        getattr(module, "elastic_launch", None),
+        "__call__",
+        "Call the training function itself, instead of passing it to notebook_launcher() or another launcher.",
+    )
 
-    Each rank would start a ring of its own, so the same training would run several times, or fail because all rings use
-    the same port.
+
+def _refuse_spawned_ranks(module: types.ModuleType) -> None:
+    """Refuse what Lightning's strategies "ddp_notebook" and "ddp_spawn" do: start ranks from a rank."""
+    _refuse_on_a_ring(
+        getattr(module, "_MultiProcessingLauncher", None),
+        "launch",
+        'Use strategy="ddp" instead of "ddp_notebook" or "ddp_spawn", which start processes of their own.',
+    )
+
+
+def _refuse_on_a_ring(owner: type | None, name: str, advice: str) -> None:
+    """Make the method `name` of `owner` raise SparkringError on a rank of a ring of torch.distributed.
+
+    Each rank would start a ring of its own. So the same training would run several times, or it would fail because all
+    rings use the same port.
     """
-    launch = module.elastic_launch.__call__
+    if owner is None:  # another version of the library
+        return
+    method = getattr(owner, name)
 
-    @functools.wraps(launch)
-    def launch_unless_on_a_ring(self: object, *args: object) -> object:
+    @functools.wraps(method)
+    def method_unless_on_a_ring(*args: object, **kwargs: object) -> object:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if "TORCHELASTIC_RUN_ID" in os.environ and size > 1:
-            raise SparkringError(
-                f"The cell already runs on {size} ranks. Call the training function itself, instead of passing it to "
-                "notebook_launcher() or another launcher."
-            )
-        return launch(self, *args)
+            raise SparkringError(f"The cell already runs on {size} ranks. {advice}")
+        return method(*args, **kwargs)
 
-    module.elastic_launch.__call__ = launch_unless_on_a_ring
+    setattr(owner, name, method_unless_on_a_ring)
