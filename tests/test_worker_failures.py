@@ -104,6 +104,11 @@ def test_what_the_type_says(error, cause):
     assert as_failure(error).cause == cause
 
 
+def test_the_summary_begins_with_text():
+    """Tables show the first line of the summary, so it is not blank, as in the errors of torch's mp.spawn()."""
+    assert as_failure(ValueError("\n\n-- Process 0:\n  x\n")).summary == "ValueError: -- Process 0:\n  x"
+
+
 def test_what_a_handler_raises_is_an_echo():
     """A TypeError that is raised while the error of a collective is handled results from another rank's exit."""
 

@@ -1,9 +1,11 @@
 import io
 import re
+import sys
 
 import pytest
 
 from sparkring.history.events import Failure, GpuUsed, Metrics, Notice, Output, RankFailed, RankFinished, RunFinished
+from sparkring.views.tables import show_table
 from sparkring.views.terminal import TerminalView
 
 START = 1_700_000_000.0
@@ -155,6 +157,14 @@ def test_a_narrow_encoding_does_not_end_the_run(replayed):
     stream = io.TextIOWrapper(raw, encoding="ascii")
     TerminalView(stream).refresh(replayed(Output("stdout", "наука\n".encode(), time=2.0, rank=0)))
     assert raw.getvalue() == b"[0] ?????\n"
+
+
+def test_a_narrow_encoding_does_not_end_a_magic(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1", write_through=True))
+    show_table(("name", "état"), [("наука", "prêt …")], empty="")
+    show_table((), [], empty="rien …")
+    assert raw.getvalue().decode("latin-1").splitlines() == ["name   état", "?????  ??????", "?????  prêt ?", "rien ?"]
 
 
 def test_a_quick_warm_run_is_its_lines(replayed, pipe):

@@ -214,6 +214,7 @@ def _show_in_tensorboard(shell: Any, name: str) -> None:
 
 def _logs(shell: Any, line: str) -> None:
     from sparkring.history import run_store
+    from sparkring.runtime.kernel import write
 
     given = LOGS.parse(line)
     only, item, tail = given["rank"], given["item"], given["tail"]
@@ -225,21 +226,25 @@ def _logs(shell: Any, line: str) -> None:
         text = run_store.item_log(path, item)
         if text is None:
             raise OptionsError(f"run {path.name} has not started an item {item}.")
-        print(_last(text, tail), end="" if text.endswith("\n") or not text else "\n")
+        write(_in_lines(_last(text, tail)))
         return
     if only is not None and only not in ranks:
         raise OptionsError(f"run {path.name} has no rank {only}: it had ranks 0 to {len(ranks) - 1}.")
     for rank in ranks if only is None else [only]:
         text = run_store.log(path, rank, tail)
         if only is None:
-            print(f"── rank {rank} ── {path / run_store.log_name(rank)}")
-        print(text, end="" if text.endswith("\n") else "\n")
+            write(f"── rank {rank} ── {path / run_store.log_name(rank)}\n")
+        write(_in_lines(text))
 
 
 def _last(text: str, lines: int | None) -> str:
     """Return the last `lines` lines of `text`, or all of it if `lines` is None."""
     found = io.StringIO(text).readlines()  # unlike splitlines(), it keeps the states of a progress bar together
     return text if lines is None else "".join(found[max(0, len(found) - lines) :])
+
+
+def _in_lines(text: str) -> str:
+    return text if text.endswith("\n") or not text else f"{text}\n"
 
 
 MAGICS = (

@@ -1,8 +1,9 @@
-"""Tells whether this process is a notebook's kernel and which cell it is running, and prints messages outside runs."""
+"""Tells whether this process is a notebook's kernel and which cell it is running, and prints text."""
 
 from __future__ import annotations
 
 import sys
+from typing import TextIO
 
 
 def in_notebook() -> bool:
@@ -35,3 +36,10 @@ def tell(text: str) -> None:
     if sys.stderr is not None and not getattr(sys.stderr, "closed", False):  # a service may have none
         sys.stderr.write(f"sparkring: {text}\n")
         sys.stderr.flush()
+
+
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Write `text` to `stream`, or to stdout. Characters that the stream cannot encode are written as `?`."""
+    to = sys.stdout if stream is None else stream
+    encoding = getattr(to, "encoding", None) or "utf-8"
+    to.write(text.encode(encoding, "replace").decode(encoding))

@@ -11,7 +11,7 @@ import sys
 from sparkring.history.record import RunRecord
 from sparkring.history.view import Controls
 from sparkring.history.view import View as View
-from sparkring.runtime.kernel import in_notebook
+from sparkring.runtime.kernel import in_notebook, write
 from sparkring.views.front_end import shown as shown
 
 
@@ -66,4 +66,4 @@ def show_run(record: RunRecord) -> None:
         from sparkring.history import describe
 
         notices = [f"sparkring: {describe.first_line(notice.text, 1000)}" for notice in record.notices]
-        sys.stdout.write("\n".join([describe.short(record, describe.last_known(record)), *notices]) + "\n")
+        write("\n".join([describe.short(record, describe.last_known(record)), *notices]) + "\n")

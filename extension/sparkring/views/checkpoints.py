@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 
 from sparkring.checkpointing.entries import Entry
@@ -10,6 +9,7 @@ from sparkring.checkpointing.inventory import Inventory
 from sparkring.history.describe import ago, counted, dotted, duration, first_line, named, number, size, step_noun
 from sparkring.history.lines import plain
 from sparkring.history.record import Checkpoint, RunRecord
+from sparkring.runtime.kernel import write
 from sparkring.views.checkpoint_line import (
     NAME_CHARACTERS,
     REASON_CHARACTERS,
@@ -257,7 +257,7 @@ def _others_note(found: Inventory) -> str:
 def show_checkpoints(found: Inventory) -> None:
     """Show a directory of checkpoints: as HTML in a notebook, as text elsewhere. If it is empty, print a sentence."""
     if empty := empty_words(found):
-        sys.stdout.write(f"{empty}\n")
+        write(f"{empty}\n")
     else:
         show(checkpoints_text(found), lambda: checkpoints_html(found))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
 from sparkring.history.describe import size
 from sparkring.history.events import CapturedName
 from sparkring.history.lines import plain
-from sparkring.runtime.kernel import in_notebook
+from sparkring.runtime.kernel import in_notebook, write
 from sparkring.views.markup import enclosed, note, text, warning
 
 _ONE = r"[\d.,]+( [a-zA-Z%]{1,3}( \d+ [a-z]{1,3})?)?"
@@ -23,13 +22,13 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: 
     if rows:
         show(table_text(headers, rows), lambda: table_html(headers, rows))
     else:
-        sys.stdout.write(f"{plain(empty)}\n")
+        write(f"{plain(empty)}\n")
 
 
 def show(said: str, html: Callable[[], str]) -> None:
     """Show the result of a magic: as HTML in a notebook, otherwise as the text `said`."""
     if not in_notebook():
-        sys.stdout.write(f"{said}\n")
+        write(f"{said}\n")
         return
     from IPython.display import display
 

@@ -11,6 +11,7 @@ from sparkring.history import describe, progress, reading
 from sparkring.history.events import Notice
 from sparkring.history.lines import Blocks, Shared, coloured, folded_blocks, is_noise, plain, visible
 from sparkring.history.record import Attempt, Checkpoint, RunRecord
+from sparkring.runtime.kernel import write
 from sparkring.views import attempts, checkpoints, displays, timelines
 
 PROGRESS_EVERY_S = 0.2
@@ -101,9 +102,7 @@ class TerminalView:
         cleared = _CLEAR_LINE if self._progress_shown else ""
         whole = cleared + "".join(f"{line}\n" for line in told) + progress
         self._progress_shown = progress
-        # A character that the terminal cannot encode would raise an error and end the run, so it is printed as `?`.
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        self._stream.write(whole.encode(encoding, "replace").decode(encoding))
+        write(whole, self._stream)
         self._stream.flush()
 
     def _progress(self, record: RunRecord) -> str:

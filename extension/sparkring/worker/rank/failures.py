@@ -68,7 +68,7 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> Failure:
     elif isinstance(error, KeyboardInterrupt):
         summary = "interrupted"
     else:
-        summary = f"{name}: {text}" if text else name
+        summary = f"{name}: {text.strip()}" if text else name  # a table shows only the first line
     fault = None if isinstance(error, KeyboardInterrupt | SystemExit) else gpu_faults.find(_chain(error))
     return Failure(
         cause=_cause(error, fault),
