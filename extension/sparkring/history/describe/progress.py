@@ -16,6 +16,7 @@ from sparkring.history.describe.text import (
     duration,
     first_line,
     number,
+    percent,
     rank_list,
     rank_numbers,
 )
@@ -98,7 +99,7 @@ def progress_words(found: Progress, *, running: bool = True) -> str:
     for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
         if at is not None:
             words.append(f"{what} {at:,}" + (f" of {total:,}" if total and total >= at else ""))
-    words += [] if found.fraction is None else [f"{100 * found.fraction:.0f} %"]
+    words += [] if found.fraction is None else [percent(found.fraction)]
     return ("" if running else "progress: ") + dotted(*words, left_words(found) if running else "")
 
 
