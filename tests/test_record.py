@@ -202,6 +202,15 @@ def test_thinned_metrics_can_be_compared_across_ranks():
     assert min(set.union(*steps)) == 1
 
 
+def test_the_last_report_of_a_rank_is_kept():
+    """A rank that has stopped reporting must not seem to go back while the reports of others are thinned out."""
+    record = RunRecord(ranks=tuple(module.RankRecord(rank) for rank in range(2)))
+    for step in range(1, 9_000):
+        for rank in range(2) if step <= 1_001 else (0,):
+            record = apply(record, Metrics({"loss": 1.0}, step=step, time=float(step), rank=rank))
+    assert max(each.step for each in record.metrics if each.rank == 1) == 1_001
+
+
 def test_notices_are_bounded():
     """Only the last notices are kept."""
     record = replay([STARTED, *(Notice(0.0, str(n)) for n in range(100))])

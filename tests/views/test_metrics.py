@@ -8,6 +8,7 @@ from sparkring.history.events import AttemptEnded, AttemptStarted, CheckpointSav
 from sparkring.views.charts import best_words, charts, since
 from sparkring.views.figure import figures
 from sparkring.views.html import panel
+from sparkring.views.live import state_message
 
 
 def epochs(rank, count, begin=0.0, first=1):
@@ -310,6 +311,94 @@ def test_a_second_fit_begins_its_progress_anew(replayed):
     assert found is not None
     assert (found.epoch, found.fraction) == (1, 0.25)
     assert found.left_s == pytest.approx(30)
+
+
+def generator(rank, begin=0.0, told=50):
+    """Return what a rank with Keras reports if the number of steps is not known: 3 epochs of 50 steps in 10 s."""
+    for epoch in (1, 2, 3):
+        for step in range(1, 51 if epoch > 1 else told + 1):
+            time = begin + 10 * (epoch - 1) + 0.2 * step
+            yield Metrics({"loss": 1.0}, step=step, epoch=epoch, epochs=3, time=time, rank=rank)
+        yield Metrics({"loss": 1.0}, epoch=epoch, epochs=3, ends_epoch=True, time=begin + 10.0 * epoch, rank=rank)
+
+
+@pytest.mark.parametrize(("time", "left"), [(10.0, 20.0), (15.0, 15.0), (19.9, 10.1), (25.0, 5.0)])
+def test_the_time_left_does_not_grow_within_an_epoch_of_unknown_length(replayed, time, left):
+    reports = [each for rank in (0, 1) for each in generator(rank) if each.time <= time]
+    assert progress.slowest(replayed(*reports), now=time).left_s == pytest.approx(left, abs=0.5)
+
+
+@pytest.mark.parametrize("time", [10.0, 12.0, 25.0])
+def test_ranks_are_not_compared_by_the_steps_of_an_earlier_epoch(replayed, time):
+    """In the first epoch, rank 1 has not reported its last steps. How many steps it took then is not known."""
+    reports = [each for rank in (0, 1) for each in generator(rank, told=(50, 40)[rank]) if each.time <= time]
+    record = replayed(*reports)
+    assert progress.lags(record) == []
+    assert [each.rate for each in progress.paces(record).values()] == pytest.approx([5, 5])
+    slower = replayed(*(each for each in generator(0) if each.time <= 25), *generator(1, begin=1000.0))
+    assert progress.paces(slower)[0].rate == pytest.approx(5), "the rate is that of the current epoch"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"epoch": 2}, {"step": 19}, {"step": 59}, {"epoch": 2, "step": 19}, {"epoch": 2, "step": 20}],
+    ids=str,
+)
+def test_reports_that_only_add_values_do_not_change_the_progress(replayed, extra):
+    """With Keras, the user may report further values, without totals or with another way of counting."""
+    reports = [*epochs(0, 2)][:3]
+    wanted = replayed(*reports, size=1)
+    record = replayed(*reports, Metrics({"rate": 0.1}, time=15.5, rank=0, **extra), size=1)
+    found = progress.slowest(record, 16.0)
+    assert found == progress.slowest(wanted, 16.0)
+    assert (found.epoch, found.step, found.steps, found.fraction) == (2, 20, 40, 0.375)
+    assert found.left_s == pytest.approx(10 / 0.25 * 0.625 - 1)
+    ranks = [state_message(each, 16.0)["ranks"] for each in (record, wanted)]
+    assert [(each["epoch"], each["step"], each["done"]) for each in ranks] == [([2], [20], [0.375])] * 2
+    assert "(e2 · 20)" in panel(record, now=16.0, final=False)
+
+
+def test_values_after_training_do_not_hide_the_epoch(replayed):
+    record = replayed(*epochs(0, 4), Metrics({"test": 0.9}, time=60.0, rank=0), size=1)
+    assert state_message(record, 60.0)["ranks"]["epoch"] == [4]
+    assert "(e4)" in panel(record, now=60.0, final=False)
+
+
+def test_nothing_is_predicted_for_a_rank_that_hangs(replayed):
+    record = replayed(*(each for rank in (0, 1) for each in steps(1, 20 if rank else 60, rank, steps=100)))
+    assert progress.slowest(record, now=25.0).left_s == pytest.approx(75)
+    assert progress.slowest(record, now=60.0).left_s is None
+    [lag] = progress.lags(record)
+    assert (lag.rank, lag.steps) == (1, 40)
+    assert lag.ratio < 0.4, "its rate before it stopped is not its rate now"
+
+
+def test_ranks_with_fewer_steps_in_each_epoch_are_not_behind(replayed):
+    """Neither if the ranks finish their epochs together, nor if they take their steps together."""
+    for of_36 in (10 / 36, 10 / 40):
+        reports = [
+            Metrics({"loss": 1.0}, step, epoch, steps, 10, time=10 * epoch + step * each, rank=rank)
+            for epoch in range(1, 11)
+            for rank, steps, each in ((0, 40, 10 / 40), (1, 36, of_36))
+            for step in range(1, steps + 1)
+        ]
+        for time in (35.0, 59.5, 95.0):
+            assert progress.lags(replayed(*(each for each in reports if each.time <= time))) == []
+    slow = [each for each in reports if each.time <= (95.0, 35.0)[each.rank]]
+    [lag] = progress.lags(replayed(*slow))
+    assert (lag.rank, lag.steps) == (1, pytest.approx(6 * 36, abs=2))
+
+
+def test_a_rank_that_has_begun_another_fit_is_not_behind(replayed):
+    both = [each._replace(rank=rank) for rank in (0, 1) for each in steps(1, 39, epoch=1, epochs=1, steps=40)]
+    ahead = [Metrics({"loss": 1.0}, epoch=1, epochs=1, ends_epoch=True, time=40.0, rank=0)]
+    ahead += steps(1, 2, begin=41.0, epoch=1, epochs=1, steps=40)
+    assert progress.lags(replayed(*both, *ahead)) == []
+
+
+def test_a_run_is_complete_only_when_nothing_is_left(replayed):
+    found = progress.slowest(replayed(*steps(1, 997, steps=1000)), now=997.0)
+    assert describe.progress_words(found) == "step 997 of 1,000 · 99 % · 3 s left"
 
 
 def test_progress_without_totals(replayed):

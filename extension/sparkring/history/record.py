@@ -384,7 +384,12 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     # Some ranks' reports for a step may be in the older half, and other ranks' reports in the newer half, which is kept
     # whole. Such a step is kept in the older half, too.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
-    keep = (each.ends_epoch or at in split or numbers[at] % 2 == 0 for each, at in zip(older, places, strict=True))
+    # A rank that has stopped reporting must not seem to go back.
+    last = {each.rank: each for each in metrics}
+    keep = (
+        each.ends_epoch or at in split or numbers[at] % 2 == 0 or each is last[each.rank]
+        for each, at in zip(older, places, strict=True)
+    )
     return (*itertools.compress(older, keep), *newer)[-METRICS_KEPT:]
 
 
