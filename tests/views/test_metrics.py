@@ -4,7 +4,15 @@ import math
 import pytest
 
 from sparkring.history import describe, metrics, progress
-from sparkring.history.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished, RankStarted
+from sparkring.history.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    Metrics,
+    RankFinished,
+    RankStarted,
+    RunFinished,
+)
 from sparkring.views.charts import best_words, charts, since
 from sparkring.views.figure import figures
 from sparkring.views.html import panel
@@ -182,6 +190,35 @@ def test_steps_where_there_are_no_epochs(replayed):
     assert (table.by, [row.at for row in table.rows]) == ("step", [10, 20, 30])
     table = metrics.table(replayed(*(Metrics({"loss": value}, time=1.0, rank=0) for value in (3, 2, 1))))
     assert [row.at for row in table.rows] == [1, 2, 3]
+
+
+def test_a_report_without_a_step_belongs_to_the_step_that_its_rank_has_reached(replayed):
+    logged = [
+        each
+        for step in range(100, 1100, 100)
+        for each in (
+            Metrics({"loss": 1.0}, step, time=step, rank=0),
+            Metrics({"accuracy": 0.5}, time=step + 1.0, rank=0),
+        )
+    ]
+    table = metrics.table(replayed(*logged, size=1))
+    assert [(row.lap, row.at, sorted(row.by_rank)) for row in table.rows] == [
+        (1, step, ["accuracy", "loss"]) for step in range(100, 1100, 100)
+    ]
+    numbered = [Metrics({"rate": 0.1}, 0, time=0.0, rank=0), *(logged[at]._replace(step=None) for at in range(5))]
+    assert [row.at for row in metrics.table(replayed(*numbered, size=1)).rows] == [0, 2, 3, 4, 5, 6]
+
+
+def test_the_table_by_rank_says_which_rank_has_no_finite_value(replayed):
+    told = [Metrics({"loss": math.nan if rank else 0.5}, step=1, time=1.0, rank=rank) for rank in (0, 1)]
+    record = replayed(*told, RunFinished(9.0, "finished"))
+    assert "Last metrics by rank" in panel(record, now=9.0, final=True)
+    assert "Last metrics by rank" not in panel(replayed(told[0], RunFinished(9.0, "finished")), now=9.0, final=True)
+
+
+def test_the_mean_of_huge_values(replayed):
+    record = replayed(*(Metrics({"loss": 1.5e308}, step=1, time=1.0, rank=rank) for rank in (0, 1)))
+    assert metrics.table(record).last()["loss"].mean == 1.5e308
 
 
 def test_numbers_that_are_none(replayed):
@@ -516,6 +553,30 @@ def test_the_axis_can_count_epochs_or_steps(replayed):
     assert charts(replayed(*steps(1, 9)))["axes"] == {}
     uneven = [each._replace(steps=7) if each.epoch == 2 and each.steps else each for each in epochs(0, 4)]
     assert charts(replayed(*uneven))["axes"] == {}
+
+
+def test_steps_of_a_run_that_continues_in_a_later_epoch(replayed):
+    record = replayed(*(each for epoch in (6, 7) for each in steps(1, 20, epoch=epoch, steps=20, begin=20.0 * epoch)))
+    table = metrics.table(record)
+    [[curve]] = metrics.curves(record, table)
+    assert [point.x for point in curve.points] == [*range(101, 141)]
+    assert metrics.other_axes(record, table) == {"epoch": (0, 1 / 20)}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("over_all", [False, True], ids=["within the epoch", "over all epochs"])
+def test_steps_of_epochs_of_unknown_length(replayed, first, over_all):
+    counted = [(epoch, step) for epoch in (1, 2) for step in range(20 if epoch == 1 else 7)]
+    record = replayed(
+        *(
+            Metrics({"loss": 1.0 / time}, first + step + 20 * (epoch - 1) * over_all, epoch, time=time, rank=0)
+            for time, (epoch, step) in enumerate(counted, 1)
+        ),
+        size=1,
+    )
+    [[curve]] = metrics.curves(record, metrics.table(record))
+    assert [point.x for point in curve.points] == [first + step for step in range(27)]
+    assert [point.value.mean for point in curve.points] == [1 / time for time in range(1, 28)]
 
 
 def test_curves_of_a_run_that_restarts_within_its_first_epoch(replayed):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from sparkring.history import describe, metrics
 from sparkring.history.describe import counted
@@ -85,10 +86,16 @@ def by_rank_html(record: RunRecord) -> str:
     return details("Last metrics by rank", _by_rank(record, metrics.table(record)))
 
 
+def _differ(values: Iterable[float]) -> bool:
+    """Whether the ranks' values of a metric differ. If only some are finite, the table says which."""
+    found = list(values)
+    return metrics.spread(found).differs or len({math.isfinite(value) for value in found}) > 1
+
+
 def _by_rank(record: RunRecord, table: Table) -> str:
     found = metrics.last_by_rank(record)
     by_name = ([values[name] for values in found.values() if name in values] for name in table.names)
-    if not any(metrics.spread(values).differs for values in by_name):
+    if not any(map(_differ, by_name)):
         return ""
     rows = [
         (str(rank), [Spread(*[values[name]] * 3) if name in values else None for name in table.names])
