@@ -395,6 +395,30 @@ def test_reports_that_only_add_values_do_not_change_the_progress(replayed, extra
     assert "(e2 · 20)" in panel(record, now=16.0, final=False)
 
 
+def test_the_time_left_is_known_although_the_first_report_has_no_totals(replayed):
+    record = replayed(Metrics({"begun": 1.0}, epoch=1, time=4.0, rank=0), *epochs(0, 2), size=1)
+    assert progress.slowest(record, now=20.0).left_s == pytest.approx(15 / 0.375 * 0.5)
+
+
+def test_a_rank_that_is_one_report_late_is_not_behind(replayed):
+    """Ranks that report rarely do not report at exactly the same time."""
+
+    def rarely(rank, count):
+        return [Metrics({"loss": 1.0}, step=100 * at, time=10.0 * at, rank=rank) for at in range(1, count + 1)]
+
+    for reports in (2, 8):
+        assert progress.lags(replayed(*rarely(0, reports), *rarely(1, reports - 1))) == []
+    [lag] = progress.lags(replayed(*rarely(0, 8), *rarely(1, 6)))
+    assert lag[:2] == (1, 200)
+
+
+def test_steps_over_all_epochs_are_compared_although_epochs_have_no_known_length(replayed):
+    reports = [*loop(None, lambda epoch, step: 20 * epoch + step)]
+    slow = [each._replace(rank=1) for each in reports[:50]]
+    [lag] = progress.lags(replayed(*reports[:75], *slow))
+    assert lag[:2] == (1, 24)
+
+
 def test_values_after_training_do_not_hide_the_epoch(replayed):
     record = replayed(*epochs(0, 4), Metrics({"test": 0.9}, time=60.0, rank=0), size=1)
     assert state_message(record, 60.0)["ranks"]["epoch"] == [4]

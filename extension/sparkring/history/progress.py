@@ -39,7 +39,8 @@ class Pace(NamedTuple):
 
     `fraction` is the completed fraction of the run. `steps` counts the rank's steps in all epochs. Each epoch has
     `steps_each` steps. `rate` is the number of steps per second during the last PACE_S seconds before the last report.
-    This time begins at `began` and ends at `ended`. `lap` is the lap that the rank is in, as in metrics.Row.
+    This time begins at `began` and ends at `ended`. There were `between` steps between the last two reports. `lap` is
+    the lap that the rank is in, as in metrics.Row.
     """
 
     fraction: float | None = None
@@ -48,6 +49,7 @@ class Pace(NamedTuple):
     rate: float | None = None
     began: float = 0.0
     ended: float = 0.0
+    between: int = 0
     lap: int = 1
 
     def rate_until(self, time: float) -> float | None:
@@ -120,7 +122,9 @@ class _Course:
 
     def advanced(self, metrics: Metrics, done: float | None) -> None:
         """Note a report of the same lap, by which the fraction `done` of the run is complete."""
-        if done != self.newest_done:
+        if self.oldest_done is None and done is not None:  # the first report with totals
+            self.oldest, self.oldest_done, self.since, self.advances = metrics, done, metrics.time, 0
+        elif done != self.newest_done:
             self.since, self.advances = metrics.time, self.advances + 1
         self.newest, self.newest_done = metrics, done
 
@@ -134,6 +138,8 @@ class _Course:
             return
         before = 0 if metrics.epoch is None else metrics.epoch - first
         in_all = not before or self.steps_each is not None
+        if not in_all and self.in_all and self.recent:  # steps that keep growing are counted over all epochs
+            in_all = before == self.counted_in or steps > self.recent[-1][1]
         steps += before * (self.steps_each or 0)
         is_another = not in_all and before != self.counted_in
         if in_all != self.in_all or is_another or (self.recent and steps < self.recent[-1][1]):
@@ -149,7 +155,9 @@ class _Course:
             return Pace(self.newest_done, lap=self.lap)
         (began, before), (ended, steps) = self.recent[0], self.recent[-1]
         rate = (steps - before) / (ended - began) if ended > began else None
-        return Pace(self.newest_done, steps if self.in_all else None, self.steps_each, rate, began, ended, self.lap)
+        between = steps - self.recent[-2][1] if len(self.recent) > 1 else 0
+        taken = steps if self.in_all else None
+        return Pace(self.newest_done, taken, self.steps_each, rate, began, ended, between, self.lap)
 
     @property
     def place(self) -> tuple[int, float, float]:
@@ -236,10 +244,12 @@ def lags(record: RunRecord) -> list[Lag]:
     newest = max(pace.ended for pace in found.values())
     rates = {rank: pace.rate_until(newest) for rank, pace in found.items()}
     typical = statistics.median([rate for rate in rates.values() if rate is not None] or [0.0])
+    # The others may only have made a report that this rank is about to make, too.
+    between = statistics.median_high(found[rank].between for rank in known)
     behind = []
     for rank, steps in known.items():
         each, rate = found[rank].steps_each, rates[rank]
-        least = max(FEWEST_BEHIND, SHARE_BEHIND * min(middle, each or middle))
+        least = max(FEWEST_BEHIND, SHARE_BEHIND * min(middle, each or middle), between, found[rank].between)
         missing = min(middle - steps, round((middle_epochs - of_epochs[rank]) * (each or 1)))
         if missing > least:
             behind.append(Lag(rank, missing, rate / typical if rate is not None and typical else None))
