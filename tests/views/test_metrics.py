@@ -654,6 +654,9 @@ def test_ranks_that_have_fallen_behind(replayed):
     assert describe.lag_words([lag]) == "rank 2 is 40 steps behind, at 0.33× the median rate"
     page = panel(record, now=70.0, final=False)
     assert "rank 2 is 40 steps behind, at 0.33× the median rate" in page
+    words = "rank 2, the slowest: step 20"
+    assert words in page
+    assert state_message(record, 70.0)["progress"] == words, "the live view has the same words"
     assert ">2 ▶ (20)<" in page, "the saved view says where each rank is"
     assert describe.lag_words([lag, lag._replace(rank=0, steps=1)]) == "ranks 0, 2 are 1 to 40 steps behind"
     assert progress.lags(replayed(*fast, *slow, RankFinished(70.0, 2, ""), size=3)) == []

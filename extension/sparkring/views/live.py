@@ -320,9 +320,9 @@ def state_message(record: RunRecord, now: float) -> Message:
     running = record.outcome is None
     lags = progress.lags(record) if running else []
     fraction = slowest.fraction if slowest else None
-    words = describe.progress_words(slowest._replace(left_s=None), running=running) if slowest else ""
-    if lags and slowest:
-        words = f"rank {slowest.rank}, the slowest: {words}"
+    words = ""
+    if slowest:
+        words = describe.progress_words(slowest._replace(left_s=None), running=running, lags=bool(lags))
     left = describe.left_words(slowest) if slowest and running else ""
     if record.items is not None:
         told = describe.dotted(describe.items_progress(record, now), describe.gpu_words(record.gpus))
