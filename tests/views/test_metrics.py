@@ -216,6 +216,12 @@ def test_the_table_by_rank_says_which_rank_has_no_finite_value(replayed):
     assert "Last metrics by rank" not in panel(replayed(told[0], RunFinished(9.0, "finished")), now=9.0, final=True)
 
 
+def test_steps_are_not_counted_if_some_may_have_been_dropped(replayed):
+    for count, note in ((40, "the last 12 of 40 steps"), (3_000, "the last 12 steps")):
+        record = replayed(*steps(1, count), *steps(1, count, 1), RunFinished(9.0, "finished"))
+        assert f">{note}<" in panel(record, now=9.0, final=True)
+
+
 def test_the_mean_of_huge_values(replayed):
     record = replayed(*(Metrics({"loss": 1.5e308}, step=1, time=1.0, rank=rank) for rank in (0, 1)))
     assert metrics.table(record).last()["loss"].mean == 1.5e308
