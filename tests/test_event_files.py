@@ -46,6 +46,17 @@ def keras(rank: int, time: float, loss: float, epoch: int, step: int | None = No
     return events.Metrics(values, step, epoch, 10 if step else None, 2, ends_epoch=step is None, time=time, rank=rank)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("over_all", [False, True], ids=["within the epoch", "over all epochs"])
+def test_steps_are_the_same_however_the_user_counts(first, over_all):
+    reports = [
+        events.Metrics({"loss": 1.0}, step + 4 * epoch * over_all, epoch + first, 4, 3, time=4.0 * epoch + step, rank=0)
+        for epoch in range(3)
+        for step in range(1, 5)
+    ]
+    assert [each.step for each in scalars(reports)] == [*range(1, 13)]
+
+
 def test_ranks_and_their_mean_by_step_and_by_epoch():
     """Steps continue from epoch to epoch, means are over all ranks, and times are those of the reports."""
     folder = write_event_files(

@@ -10,6 +10,7 @@ import warnings
 import pytest
 
 import sparkring
+from sparkring.engine import api, gang_selection
 from sparkring.engine.options import LOGS, ForeachOptions, GangOptions, Options
 from sparkring.engine.prepare import capture_cell
 from sparkring.engine.spec import Cell, RunSpec
@@ -278,6 +279,20 @@ def test_bad_gang_lines(line, word):
 def test_ranks_lines(line, expected):
     """%%ranks takes the ranks, then options."""
     assert parse_ranks(line, 4) == expected
+
+
+def test_the_ranks_are_in_the_title_and_in_the_code(monkeypatch):
+    """A saved run shows the line as the user has written it, not the number of all ranks of the gang."""
+    warm = types.SimpleNamespace(
+        gang=types.SimpleNamespace(size=4), wanted=types.SimpleNamespace(framework="horovod", np=-4)
+    )
+    monkeypatch.setattr(gang_selection, "latest_gang", lambda magic: warm)
+    monkeypatch.setattr(gang_selection, "default_np", lambda: -4)
+    monkeypatch.setattr(gang_selection, "gang_for", lambda options: warm.gang)
+    monkeypatch.setattr(api, "run_spec", lambda spec: spec)
+    shell = types.SimpleNamespace(compile=types.SimpleNamespace(flags=0), transform_cell=str, user_ns={})
+    spec = MAGICS["ranks"].run(shell, "0,2-3 --quiet", "x = 1\n")
+    assert (spec.title, spec.code, spec.ranks) == ("%%ranks 0,2-3", "%%ranks 0,2-3 --quiet\nx = 1\n", (0, 2, 3))
 
 
 @pytest.mark.parametrize(

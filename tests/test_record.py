@@ -202,6 +202,29 @@ def test_thinned_metrics_can_be_compared_across_ranks():
     assert min(set.union(*steps)) == 1
 
 
+@pytest.mark.parametrize("fits", [1, 4_000], ids=["one fit", "many fits of one epoch"])
+def test_very_many_epochs_are_thinned_like_steps(fits):
+    """The first ones are kept, and the rest are the same for all ranks."""
+    record = RunRecord(ranks=tuple(module.RankRecord(rank) for rank in range(2)))
+    for number in range(1, 4_001):
+        for rank in range(2):
+            epoch = number if fits == 1 else 1
+            record = apply(record, Metrics({"loss": 1.0}, epoch=epoch, ends_epoch=True, time=float(number), rank=rank))
+    times = [{m.time for m in record.metrics if m.rank == rank} for rank in range(2)]
+    assert module.METRICS_KEPT // 2 < len(record.metrics) <= module.METRICS_KEPT
+    assert min(times[0]) == 1
+    assert len(times[0] ^ times[1]) <= 2
+
+
+def test_the_last_report_of_a_rank_is_kept():
+    """A rank that has stopped reporting must not seem to go back while the reports of others are thinned out."""
+    record = RunRecord(ranks=tuple(module.RankRecord(rank) for rank in range(2)))
+    for step in range(1, 9_000):
+        for rank in range(2) if step <= 1_001 else (0,):
+            record = apply(record, Metrics({"loss": 1.0}, step=step, time=float(step), rank=rank))
+    assert max(each.step for each in record.metrics if each.rank == 1) == 1_001
+
+
 def test_notices_are_bounded():
     """Only the last notices are kept."""
     record = replay([STARTED, *(Notice(0.0, str(n)) for n in range(100))])

@@ -321,6 +321,16 @@ def test_an_empty_record():
     assert run_store.load(path).size == 0
 
 
+def test_the_ranks_in_the_list(capsys):
+    """%runs says on how many ranks of a warm gang a cell ran."""
+    for name, ranks in (("all", ()), ("some", (0, 2))):
+        save(name, [events.RunStarted(100.0, name, "t", "c", 3, "local", "plain", "all", ranks=ranks)])
+    MAGICS["runs"].run(None, "")
+    found = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.split()}
+    assert "2 of 3 local" in found["some"]
+    assert " 3 local" in found["all"]
+
+
 def test_logs_of_items(capsys):
     """%logs prints what an item wrote. If the item does not exist, or if a rank is named too, it says so."""
     start, *_ = story("items")

@@ -6,6 +6,7 @@ import pytest
 
 import sparkring
 from sparkring.errors import RunFailed
+from sparkring.history import metrics
 
 FIT = """
 import numpy as np
@@ -94,6 +95,35 @@ def test_keras_fit_reports_by_itself(ring):
         steps = [m for m in result.record.metrics if m.rank == rank and not m.ends_epoch]
         assert steps, "no running values"
         assert all(m.steps == 4 for m in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 1])
+def test_callbacks_may_report_more_than_fit_does(pair, first):
+    """Epochs that a callback counts from 0 or from 1 are those of fit(), which stops early in the second one."""
+    record = pair.run(f"""
+        import numpy as np
+        import tensorflow as tf
+        from sparkring import log
+        class More(tf.keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                log(epoch=epoch + {first}, begun=1.0)
+            def on_epoch_end(self, epoch, logs=None):
+                log(epoch=epoch + {first}, rate=0.1)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
+        model.compile("sgd", "mse")
+        stop = tf.keras.callbacks.EarlyStopping("loss", min_delta=100.0, patience=1)
+        x = np.ones((64, 4))
+        model.fit(x, x.sum(1), epochs=5, batch_size=16, verbose=0, callbacks=[More(), stop])
+        log(epoch=0, test=0.5)
+    """).record
+    table = metrics.table(record._replace(metrics=tuple(m for m in record.metrics if "test" not in m.values)))
+    assert [(row.lap, row.at, sorted(row.by_rank)) for row in table.rows] == [
+        (1, epoch, ["begun", "loss", "rate"]) for epoch in (1, 2)
+    ]
+    own = [m for m in record.metrics if m.rank == 0]
+    assert (own[-2].epoch, own[-2].epochs, own[-2].ends_epoch) == (2, 2, True), "no epochs are left"
+    assert own[-1].epoch == 0, "after fit(), numbers are as the user gives them"
 
 
 @pytest.mark.slow

@@ -4,10 +4,19 @@ import math
 import pytest
 
 from sparkring.history import describe, metrics, progress
-from sparkring.history.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished, RankStarted
+from sparkring.history.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    Metrics,
+    RankFinished,
+    RankStarted,
+    RunFinished,
+)
 from sparkring.views.charts import best_words, charts, since
 from sparkring.views.figure import figures
 from sparkring.views.html import panel
+from sparkring.views.live import state_message
 
 
 def epochs(rank, count, begin=0.0, first=1):
@@ -183,6 +192,41 @@ def test_steps_where_there_are_no_epochs(replayed):
     assert [row.at for row in table.rows] == [1, 2, 3]
 
 
+def test_a_report_without_a_step_belongs_to_the_step_that_its_rank_has_reached(replayed):
+    logged = [
+        each
+        for step in range(100, 1100, 100)
+        for each in (
+            Metrics({"loss": 1.0}, step, time=step, rank=0),
+            Metrics({"accuracy": 0.5}, time=step + 1.0, rank=0),
+        )
+    ]
+    table = metrics.table(replayed(*logged, size=1))
+    assert [(row.lap, row.at, sorted(row.by_rank)) for row in table.rows] == [
+        (1, step, ["accuracy", "loss"]) for step in range(100, 1100, 100)
+    ]
+    numbered = [Metrics({"rate": 0.1}, 0, time=0.0, rank=0), *(logged[at]._replace(step=None) for at in range(5))]
+    assert [row.at for row in metrics.table(replayed(*numbered, size=1)).rows] == [0, 2, 3, 4, 5, 6]
+
+
+def test_the_table_by_rank_says_which_rank_has_no_finite_value(replayed):
+    told = [Metrics({"loss": math.nan if rank else 0.5}, step=1, time=1.0, rank=rank) for rank in (0, 1)]
+    record = replayed(*told, RunFinished(9.0, "finished"))
+    assert "Last metrics by rank" in panel(record, now=9.0, final=True)
+    assert "Last metrics by rank" not in panel(replayed(told[0], RunFinished(9.0, "finished")), now=9.0, final=True)
+
+
+def test_steps_are_not_counted_if_some_may_have_been_dropped(replayed):
+    for count, note in ((40, "the last 12 of 40 steps"), (3_000, "the last 12 steps")):
+        record = replayed(*steps(1, count), *steps(1, count, 1), RunFinished(9.0, "finished"))
+        assert f">{note}<" in panel(record, now=9.0, final=True)
+
+
+def test_the_mean_of_huge_values(replayed):
+    record = replayed(*(Metrics({"loss": 1.5e308}, step=1, time=1.0, rank=rank) for rank in (0, 1)))
+    assert metrics.table(record).last()["loss"].mean == 1.5e308
+
+
 def test_numbers_that_are_none(replayed):
     found = metrics.table(
         replayed(Metrics({"loss": math.nan}, 1, time=1.0, rank=0), Metrics({"loss": 2.0}, 1, time=1.0, rank=1))
@@ -312,6 +356,118 @@ def test_a_second_fit_begins_its_progress_anew(replayed):
     assert found.left_s == pytest.approx(30)
 
 
+def generator(rank, begin=0.0, told=50):
+    """Return what a rank with Keras reports if the number of steps is not known: 3 epochs of 50 steps in 10 s."""
+    for epoch in (1, 2, 3):
+        for step in range(1, 51 if epoch > 1 else told + 1):
+            time = begin + 10 * (epoch - 1) + 0.2 * step
+            yield Metrics({"loss": 1.0}, step=step, epoch=epoch, epochs=3, time=time, rank=rank)
+        yield Metrics({"loss": 1.0}, epoch=epoch, epochs=3, ends_epoch=True, time=begin + 10.0 * epoch, rank=rank)
+
+
+@pytest.mark.parametrize(("time", "left"), [(10.0, 20.0), (15.0, 15.0), (19.9, 10.1), (25.0, 5.0)])
+def test_the_time_left_does_not_grow_within_an_epoch_of_unknown_length(replayed, time, left):
+    reports = [each for rank in (0, 1) for each in generator(rank) if each.time <= time]
+    assert progress.slowest(replayed(*reports), now=time).left_s == pytest.approx(left, abs=0.5)
+
+
+@pytest.mark.parametrize("time", [10.0, 12.0, 25.0])
+def test_ranks_are_not_compared_by_the_steps_of_an_earlier_epoch(replayed, time):
+    """In the first epoch, rank 1 has not reported its last steps. How many steps it took then is not known."""
+    reports = [each for rank in (0, 1) for each in generator(rank, told=(50, 40)[rank]) if each.time <= time]
+    record = replayed(*reports)
+    assert progress.lags(record) == []
+    assert [each.rate for each in progress.paces(record).values()] == pytest.approx([5, 5])
+    slower = replayed(*(each for each in generator(0) if each.time <= 25), *generator(1, begin=1000.0))
+    assert progress.paces(slower)[0].rate == pytest.approx(5), "the rate is that of the current epoch"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"epoch": 2}, {"step": 19}, {"step": 59}, {"epoch": 2, "step": 19}, {"epoch": 2, "step": 20}],
+    ids=str,
+)
+def test_reports_that_only_add_values_do_not_change_the_progress(replayed, extra):
+    """With Keras, the user may report further values, without totals or with another way of counting."""
+    reports = [*epochs(0, 2)][:3]
+    wanted = replayed(*reports, size=1)
+    record = replayed(*reports, Metrics({"rate": 0.1}, time=15.5, rank=0, **extra), size=1)
+    found = progress.slowest(record, 16.0)
+    assert found == progress.slowest(wanted, 16.0)
+    assert (found.epoch, found.step, found.steps, found.fraction) == (2, 20, 40, 0.375)
+    assert found.left_s == pytest.approx(10 / 0.25 * 0.625 - 1)
+    ranks = [state_message(each, 16.0)["ranks"] for each in (record, wanted)]
+    assert [(each["epoch"], each["step"], each["done"]) for each in ranks] == [([2], [20], [0.375])] * 2
+    assert "(e2 · 20)" in panel(record, now=16.0, final=False)
+
+
+def test_the_time_left_is_known_although_the_first_report_has_no_totals(replayed):
+    record = replayed(Metrics({"begun": 1.0}, epoch=1, time=4.0, rank=0), *epochs(0, 2), size=1)
+    assert progress.slowest(record, now=20.0).left_s == pytest.approx(15 / 0.375 * 0.5)
+
+
+def test_a_rank_that_is_one_report_late_is_not_behind(replayed):
+    """Ranks that report rarely do not report at exactly the same time."""
+
+    def rarely(rank, count):
+        return [Metrics({"loss": 1.0}, step=100 * at, time=10.0 * at, rank=rank) for at in range(1, count + 1)]
+
+    for reports in (2, 8):
+        assert progress.lags(replayed(*rarely(0, reports), *rarely(1, reports - 1))) == []
+    [lag] = progress.lags(replayed(*rarely(0, 8), *rarely(1, 6)))
+    assert lag[:2] == (1, 200)
+
+
+def test_steps_over_all_epochs_are_compared_although_epochs_have_no_known_length(replayed):
+    reports = [*loop(None, lambda epoch, step: 20 * epoch + step)]
+    slow = [each._replace(rank=1) for each in reports[:50]]
+    [lag] = progress.lags(replayed(*reports[:75], *slow))
+    assert lag[:2] == (1, 24)
+
+
+def test_values_after_training_do_not_hide_the_epoch(replayed):
+    record = replayed(*epochs(0, 4), Metrics({"test": 0.9}, time=60.0, rank=0), size=1)
+    assert state_message(record, 60.0)["ranks"]["epoch"] == [4]
+    assert "(e4)" in panel(record, now=60.0, final=False)
+
+
+def test_nothing_is_predicted_for_a_rank_that_hangs(replayed):
+    record = replayed(*(each for rank in (0, 1) for each in steps(1, 20 if rank else 60, rank, steps=100)))
+    assert progress.slowest(record, now=25.0).left_s == pytest.approx(75)
+    assert progress.slowest(record, now=60.0).left_s is None
+    [lag] = progress.lags(record)
+    assert (lag.rank, lag.steps) == (1, 40)
+    assert lag.ratio < 0.4, "its rate before it stopped is not its rate now"
+
+
+def test_ranks_with_fewer_steps_in_each_epoch_are_not_behind(replayed):
+    """Neither if the ranks finish their epochs together, nor if they take their steps together."""
+    for of_36 in (10 / 36, 10 / 40):
+        reports = [
+            Metrics({"loss": 1.0}, step, epoch, steps, 10, time=10 * epoch + step * each, rank=rank)
+            for epoch in range(1, 11)
+            for rank, steps, each in ((0, 40, 10 / 40), (1, 36, of_36))
+            for step in range(1, steps + 1)
+        ]
+        for time in (35.0, 59.5, 95.0):
+            assert progress.lags(replayed(*(each for each in reports if each.time <= time))) == []
+    slow = [each for each in reports if each.time <= (95.0, 35.0)[each.rank]]
+    [lag] = progress.lags(replayed(*slow))
+    assert (lag.rank, lag.steps) == (1, pytest.approx(6 * 36, abs=2))
+
+
+def test_a_rank_that_has_begun_another_fit_is_not_behind(replayed):
+    both = [each._replace(rank=rank) for rank in (0, 1) for each in steps(1, 39, epoch=1, epochs=1, steps=40)]
+    ahead = [Metrics({"loss": 1.0}, epoch=1, epochs=1, ends_epoch=True, time=40.0, rank=0)]
+    ahead += steps(1, 2, begin=41.0, epoch=1, epochs=1, steps=40)
+    assert progress.lags(replayed(*both, *ahead)) == []
+
+
+def test_a_run_is_complete_only_when_nothing_is_left(replayed):
+    found = progress.slowest(replayed(*steps(1, 997, steps=1000)), now=997.0)
+    assert describe.progress_words(found) == "step 997 of 1,000 · 99 % · 3 s left"
+
+
 def test_progress_without_totals(replayed):
     assert progress.slowest(replayed(), now=0.0) is None
     found = progress.slowest(replayed(Metrics({"loss": 1.0}, step=7, time=1.0, rank=1)), now=1.0)
@@ -429,6 +585,30 @@ def test_the_axis_can_count_epochs_or_steps(replayed):
     assert charts(replayed(*uneven))["axes"] == {}
 
 
+def test_steps_of_a_run_that_continues_in_a_later_epoch(replayed):
+    record = replayed(*(each for epoch in (6, 7) for each in steps(1, 20, epoch=epoch, steps=20, begin=20.0 * epoch)))
+    table = metrics.table(record)
+    [[curve]] = metrics.curves(record, table)
+    assert [point.x for point in curve.points] == [*range(101, 141)]
+    assert metrics.other_axes(record, table) == {"epoch": (0, 1 / 20)}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("over_all", [False, True], ids=["within the epoch", "over all epochs"])
+def test_steps_of_epochs_of_unknown_length(replayed, first, over_all):
+    counted = [(epoch, step) for epoch in (1, 2) for step in range(20 if epoch == 1 else 7)]
+    record = replayed(
+        *(
+            Metrics({"loss": 1.0 / time}, first + step + 20 * (epoch - 1) * over_all, epoch, time=time, rank=0)
+            for time, (epoch, step) in enumerate(counted, 1)
+        ),
+        size=1,
+    )
+    [[curve]] = metrics.curves(record, metrics.table(record))
+    assert [point.x for point in curve.points] == [first + step for step in range(27)]
+    assert [point.value.mean for point in curve.points] == [1 / time for time in range(1, 28)]
+
+
 def test_curves_of_a_run_that_restarts_within_its_first_epoch(replayed):
     """Steps that the restart has undone are a part of their own. The curve is by step until it has three epochs."""
 
@@ -480,6 +660,9 @@ def test_ranks_that_have_fallen_behind(replayed):
     assert describe.lag_words([lag]) == "rank 2 is 40 steps behind, at 0.33× the median rate"
     page = panel(record, now=70.0, final=False)
     assert "rank 2 is 40 steps behind, at 0.33× the median rate" in page
+    words = "rank 2, the slowest: step 20"
+    assert words in page
+    assert state_message(record, 70.0)["progress"] == words, "the live view has the same words"
     assert ">2 ▶ (20)<" in page, "the saved view says where each rank is"
     assert describe.lag_words([lag, lag._replace(rank=0, steps=1)]) == "ranks 0, 2 are 1 to 40 steps behind"
     assert progress.lags(replayed(*fast, *slow, RankFinished(70.0, 2, ""), size=3)) == []

@@ -41,10 +41,11 @@ def test_durations(seconds, words):
 
 
 def test_the_page_has_the_same_words():
-    """Durations, numbers, sizes and ranks have the same text as in the page (tests/views/panel/twins.test.mjs)."""
+    """Numbers and lists of ranks have the same text as in the page (tests/views/panel/twins.test.mjs)."""
     same = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
     assert [describe.duration(seconds) for seconds, _ in same["duration"]] == [words for _, words in same["duration"]]
     assert [describe.number(value) for value, _ in same["number"]] == [words for _, words in same["number"]]
+    assert [describe.percent(value) for value, _ in same["percent"]] == [words for _, words in same["percent"]]
     assert [describe.size(value) for value, _ in same["size"]] == [words for _, words in same["size"]]
     assert [describe.rank_numbers(ranks) for ranks, _ in same["ranks"]] == [words for _, words in same["ranks"]]
 

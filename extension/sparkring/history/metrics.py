@@ -189,7 +189,8 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
 def table(record: RunRecord) -> Table:
     """Return all metrics by epoch, or by step if no epochs were reported.
 
-    In a table by step, a report without a step is numbered: the first report of its rank is step 1, and so on.
+    In a table by step, a report without a step belongs to the step that its rank has reached. If a rank reports no
+    steps, or few, its reports are numbered: the first report of the rank is step 1, and so on.
     """
     by: Literal["epoch", "step"] = "epoch" if any(m.epoch is not None for m in record.metrics) else "step"
     names: dict[str, None] = {}
@@ -259,17 +260,21 @@ def restarts_of(record: RunRecord) -> list[float]:
 def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> Iterator[tuple[_Key, Metrics]]:
     """Yield each report with its place: the attempt, the lap, and the epoch or step, as `by` says.
 
-    If `by` is "epoch", a report without an epoch gets the epoch that its rank has reached.
+    If `by` is "epoch", a report without an epoch gets the epoch that its rank has reached. The same applies to steps,
+    if most of the rank's reports have a step.
     """
     places = defaultdict[int, _Place](_Place)
-    first = min((m.epoch for m in reports if m.epoch is not None), default=1)
+    numbers = (m.epoch if by == "epoch" else m.step for m in reports)
+    first = min((number for number in numbers if number is not None), default=1)
+    without = Counter(m.rank for m in reports if m.step is None)
+    counting = {rank for rank, many in Counter(m.rank for m in reports).items() if many >= 2 * without[rank]}
     for metrics in reports:
         place = places[metrics.rank]
         attempt = bisect.bisect_right(restarts, metrics.time)
         if attempt != place.attempt:  # a restart makes all ranks start over together
             place.attempt, place.lap, place.at, place.ended = attempt, 1, None, False
         place.reports += 1
-        step = place.reports if metrics.step is None else metrics.step
+        step = place.reports if metrics.step is None and metrics.rank not in counting else metrics.step
         at = metrics.epoch if by == "epoch" else step
         if at is not None:
             # Users may report values for an epoch even after its end. But if such a report has a step, another fit()
@@ -303,7 +308,15 @@ def spread(values: Iterable[float]) -> Spread:
         odd = next((value for value in found if not math.isfinite(value)), None)
         if odd is not None:
             return Spread(odd, odd, odd)
-    return Spread(math.fsum(found) / len(found), min(found), max(found))
+    return Spread(mean(found), min(found), max(found))
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of finite values, even if their sum is too large for a float."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
 
 
 # ── Curves ────────────────────────────────────────────────────────────────────
@@ -456,18 +469,29 @@ def _in_order(part: _Places) -> _ByName:
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metrics, dict[str, float]]]:
     """Yield for each report with a step: the attempt, the step, the report, and the values that the table shows.
 
-    Step numbers continue from one epoch to the next.
+    Step numbers continue from one epoch to the next. If it is not known how many steps an epoch has, its last report
+    counts as its last step.
     """
 
     def place_of(attempt: int, lap: int, at: int) -> tuple[int, ...]:
         return (attempt, lap, at) if found.laps else (at,)  # if counting started over, nothing is at the same place
 
     rows = [row[:3] for row in (*found.rows, *found.ahead)]
-    before = {place: number for number, place in enumerate(sorted({place_of(*row) for row in rows}))}
+    numbers = {place: number for number, place in enumerate(sorted({place_of(*row) for row in rows}))}
+    if found.by == "epoch" and not found.laps:
+        numbers = {place: place[0] - 1 for place in numbers}  # the run may have continued in a later epoch
+    steps: dict[tuple[int, ...], list[tuple[int, Metrics, dict[str, float]]]] = {}
     for (attempt, lap, at), metrics, values in _shared(record, found.by):
-        place = place_of(attempt, lap, at)
-        if metrics.step is not None and place in before:
-            yield attempt, before[place] * (metrics.steps or 0) + metrics.step, metrics, values
+        if metrics.step is not None and place_of(attempt, lap, at) in numbers:
+            steps.setdefault(place_of(attempt, lap, at), []).append((attempt, metrics, values))
+    last, end = -1, 0
+    for place in sorted(steps):
+        those = [metrics.step or 0 for _, metrics, _ in steps[place]]
+        begin = end if min(those) <= last else 0  # otherwise, the user counts the steps over all epochs
+        for attempt, metrics, values in steps[place]:
+            before = numbers[place] * metrics.steps if metrics.steps and found.by == "epoch" else begin
+            yield attempt, before + (metrics.step or 0), metrics, values
+        last, end = max(those), begin + max(those) + (min(those) == 0)
 
 
 def noun(record: RunRecord, found: Table) -> str:
@@ -536,11 +560,10 @@ def _thinned(measured: list[_Measured], stride: int) -> tuple[tuple[Point, ...],
         for rank, before in by_rank.items():
             if rank not in values and last[rank] >= min(begin, STILL_THERE * len(measured)):
                 values[rank] = [before[-1][1]]
-        means = {rank: math.fsum(found) / len(found) for rank, found in values.items()}
-        mean = math.fsum(means.values()) / len(means)
+        means = {rank: mean(found) for rank, found in values.items()}
         low = min((min(found), rank) for rank, found in values.items())
         high = max((max(found), rank) for rank, found in values.items())
-        points.append(Point(x, Spread(mean, low[0], high[0]), low[1], high[1], some[-1].time))
+        points.append(Point(x, Spread(mean([*means.values()]), low[0], high[0]), low[1], high[1], some[-1].time))
         for rank, number in means.items():
             by_rank.setdefault(rank, []).append((x, number))
     return tuple(points), by_rank

@@ -39,12 +39,25 @@ class Pace(NamedTuple):
 
     `fraction` is the completed fraction of the run. `steps` counts the rank's steps in all epochs. Each epoch has
     `steps_each` steps. `rate` is the number of steps per second during the last PACE_S seconds before the last report.
+    This time begins at `began` and ends at `ended`. There were `between` steps between the last two reports. `lap` is
+    the lap that the rank is in, as in metrics.Row.
     """
 
     fraction: float | None = None
     steps: int | None = None
     steps_each: int | None = None
     rate: float | None = None
+    began: float = 0.0
+    ended: float = 0.0
+    between: int = 0
+    lap: int = 1
+
+    def rate_until(self, time: float) -> float | None:
+        """Return the rate of a rank that has not reported anything new until `time`."""
+        measured = self.ended - self.began
+        if self.rate is None or time - self.ended <= max(PACE_S, measured):
+            return self.rate
+        return self.rate * measured / (time - self.began)
 
 
 class Lag(NamedTuple):
@@ -63,8 +76,10 @@ class _Course:
     """The oldest and the newest report of a rank in its current attempt and lap.
 
     `oldest_done` and `newest_done` are the fractions of the run that were complete at these reports. They are None if
-    the totals are not known. `recent` holds the times of the last reports, and the number of steps in all epochs by
-    then.
+    the totals are not known. The rank reached `newest_done` at the time `since`, after it had advanced `advances`
+    times. `recent` holds the times of the last reports, and the number of steps by then: in all epochs if `in_all`,
+    otherwise in the epoch `counted_in`, because it is not known how many steps the earlier epochs had. `detailed` says
+    whether the rank has reported steps together with epochs.
     """
 
     lap: int
@@ -72,27 +87,77 @@ class _Course:
     oldest_done: float | None
     newest: Metrics
     newest_done: float | None
+    since: float
+    advances: int = 0
+    detailed: bool = False
     steps_each: int | None = None
+    in_all: bool = True
+    counted_in: int = 0
     recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def adds(self, metrics: Metrics) -> bool:
+        """Whether a report in the same lap tells where the rank is. Some only add values to what is known already."""
+        at = self.newest
+        if metrics.ends_epoch or not self.detailed:
+            return True
+        if metrics.epoch is None or (metrics.epoch == at.epoch and metrics.step is None):
+            return False
+        if metrics.step is None or metrics.epoch != at.epoch:
+            return True
+        # The user's own reports may count steps from 0, or over all epochs.
+        is_same = at.step is not None and at.step - 1 <= metrics.step < at.step
+        return not is_same and not (metrics.steps is None and at.steps is not None and metrics.step > at.steps)
+
+    def completed(self, metrics: Metrics) -> Metrics:
+        """Return a report in the same lap with the totals of the newest report, if it has none of its own.
+
+        The newest report's epoch is added, too, if the rank reports epochs and steps separately.
+        """
+        at = self.newest
+        return metrics._replace(
+            epoch=at.epoch if metrics.epoch is None else metrics.epoch,
+            epochs=at.epochs if metrics.epochs is None else metrics.epochs,
+            steps=at.steps if metrics.steps is None and self.detailed else metrics.steps,
+        )
+
+    def advanced(self, metrics: Metrics, done: float | None) -> None:
+        """Note a report of the same lap, by which the fraction `done` of the run is complete."""
+        if self.oldest_done is None and done is not None:  # the first report with totals
+            self.oldest, self.oldest_done, self.since, self.advances = metrics, done, metrics.time, 0
+        elif done != self.newest_done:
+            self.since, self.advances = metrics.time, self.advances + 1
+        self.newest, self.newest_done = metrics, done
 
     def reported(self, metrics: Metrics, first: int) -> None:
         """Note how many steps the rank had taken at a report."""
+        self.detailed = self.detailed or (metrics.epoch is not None and metrics.step is not None)
         self.steps_each = metrics.steps or self.steps_each
         steps = self.steps_each if metrics.ends_epoch else metrics.step
-        before = 0 if metrics.epoch is None else metrics.epoch - first
-        if steps is None or (before and self.steps_each is None):
+        if steps is None:
+            self.in_all = self.in_all and not metrics.ends_epoch
             return
-        self.recent.append((metrics.time, steps + before * (self.steps_each or 0)))
+        before = 0 if metrics.epoch is None else metrics.epoch - first
+        in_all = not before or self.steps_each is not None
+        if not in_all and self.in_all and self.recent:  # steps that keep growing are counted over all epochs
+            in_all = before == self.counted_in or steps > self.recent[-1][1]
+        steps += before * (self.steps_each or 0)
+        is_another = not in_all and before != self.counted_in
+        if in_all != self.in_all or is_another or (self.recent and steps < self.recent[-1][1]):
+            self.recent.clear()
+        self.in_all, self.counted_in = in_all, before
+        self.recent.append((metrics.time, steps))
         while len(self.recent) > 2 and metrics.time - self.recent[1][0] > PACE_S:
             self.recent.popleft()
 
     @property
     def pace(self) -> Pace:
         if not self.recent:
-            return Pace(self.newest_done)
+            return Pace(self.newest_done, lap=self.lap)
         (began, before), (ended, steps) = self.recent[0], self.recent[-1]
         rate = (steps - before) / (ended - began) if ended > began else None
-        return Pace(self.newest_done, steps, self.steps_each, rate)
+        between = steps - self.recent[-2][1] if len(self.recent) > 1 else 0
+        taken = steps if self.in_all else None
+        return Pace(self.newest_done, taken, self.steps_each, rate, began, ended, between, self.lap)
 
     @property
     def place(self) -> tuple[int, float, float]:
@@ -135,13 +200,23 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
     for (attempt, lap, _), metrics in placed(counting, restarts, by):
         if attempt != len(restarts):
             continue
-        done, course = _done(metrics, first), found.get(metrics.rank)
+        course = found.get(metrics.rank)
+        if course is not None and course.lap == lap:
+            if not course.adds(metrics):
+                continue
+            metrics = course.completed(metrics)
+        done = _done(metrics, first)
         if course is not None and course.lap == lap and (course.newest_done or 0.0) <= (done or 0.0):
-            course.newest, course.newest_done = metrics, done
+            course.advanced(metrics, done)
         else:
-            course = found[metrics.rank] = _Course(lap, metrics, done, metrics, done)
+            course = found[metrics.rank] = _Course(lap, metrics, done, metrics, done, metrics.time)
         course.reported(metrics, first)
     return found
+
+
+def places(record: RunRecord) -> dict[int, Metrics]:
+    """Return, for each rank that reports epochs or steps, the report that says where the rank is now."""
+    return {rank: course.newest for rank, course in _courses(record).items()}
 
 
 def paces(record: RunRecord) -> dict[int, Pace]:
@@ -156,19 +231,28 @@ def lags(record: RunRecord) -> list[Lag]:
     always a step ahead.
     """
     found = {rank: pace for rank, pace in paces(record).items() if record.ranks[rank].state == "running"}
-    places = sorted(pace.steps for pace in found.values() if pace.steps is not None)
-    rates = [pace.rate for pace in found.values() if pace.rate is not None]
-    if len(places) < 2:
+    laps = sorted(pace.lap for pace in found.values())
+    # How many steps an earlier lap had is not known, so only ranks in the same lap are compared.
+    found = {rank: pace for rank, pace in found.items() if pace.lap == laps[len(laps) // 2]}
+    known = {rank: pace.steps for rank, pace in found.items() if pace.steps is not None}
+    if len(known) < 2:
         return []
-    middle, typical = places[len(places) // 2], statistics.median(rates) if rates else 0.0
+    middle = sorted(known.values())[len(known) // 2]
+    # If the ranks' epochs have different numbers of steps, a rank with fewer steps may be as far as the others.
+    of_epochs = {rank: steps / (found[rank].steps_each or 1) for rank, steps in known.items()}
+    middle_epochs = sorted(of_epochs.values())[len(known) // 2]
+    newest = max(pace.ended for pace in found.values())
+    rates = {rank: pace.rate_until(newest) for rank, pace in found.items()}
+    typical = statistics.median([rate for rate in rates.values() if rate is not None] or [0.0])
+    # The others may only have made a report that this rank is about to make, too.
+    between = statistics.median_high(found[rank].between for rank in known)
     behind = []
-    for rank, pace in found.items():
-        if pace.steps is None:
-            continue
-        least = max(FEWEST_BEHIND, SHARE_BEHIND * min(middle, pace.steps_each or middle))
-        if middle - pace.steps > least:
-            ratio = pace.rate / typical if pace.rate is not None and typical else None
-            behind.append(Lag(rank, middle - pace.steps, ratio))
+    for rank, steps in known.items():
+        each, rate = found[rank].steps_each, rates[rank]
+        least = max(FEWEST_BEHIND, SHARE_BEHIND * min(middle, each or middle), between, found[rank].between)
+        missing = min(middle - steps, round((middle_epochs - of_epochs[rank]) * (each or 1)))
+        if missing > least:
+            behind.append(Lag(rank, missing, rate / typical if rate is not None and typical else None))
     return sorted(behind, key=lambda lag: -lag.steps)
 
 
@@ -189,8 +273,10 @@ def _done(metrics: Metrics, first: int) -> float | None:
 def _left_s(course: _Course, now: float) -> float | None:
     if course.newest_done is None or course.oldest_done is None or course.newest_done >= 1:
         return None
-    took, made = course.newest.time - course.oldest.time, course.newest_done - course.oldest_done
+    took, made, waited = course.since - course.oldest.time, course.newest_done - course.oldest_done, now - course.since
     if took < 1 or made <= 0:
         return None  # too early to tell
-    left = took / made * (1 - course.newest_done) - (now - course.newest.time)
+    if waited > max(PACE_S, 2 * took / course.advances):
+        return None  # the rank has become slower, or hangs
+    left = took / made * (1 - course.newest_done) - waited
     return left if left > 0 else None  # if the estimated end has passed, the rank has become slower

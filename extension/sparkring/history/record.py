@@ -376,16 +376,25 @@ def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecor
 def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     """Drop every other step from the older half of the metrics, so that curves keep their beginning.
 
-    The same steps are dropped for all ranks, so that ranks can be compared at the remaining steps.
+    If most of the older half are ends of epochs, every other epoch is dropped, too. The same steps and epochs are
+    dropped for all ranks, so that ranks can be compared at the remaining ones.
     """
-    older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
-    places = _places(older)
-    numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    half = METRICS_KEPT // 2
+    older, places = metrics[:half], _places(metrics)
+    ends = [place for each, place in zip(older, places, strict=False) if each.ends_epoch]
+    steps = [place for each, place in zip(older, places, strict=False) if not each.ends_epoch]
+    numbers = {place: number for some in (steps, ends) for number, place in enumerate(dict.fromkeys(some))}
+    many_ends = len(ends) > half // 2
     # Some ranks' reports for a step may be in the older half, and other ranks' reports in the newer half, which is kept
     # whole. Such a step is kept in the older half, too.
-    split = {*_places(newer[: 2 * len({each.rank for each in older})])}
-    keep = (each.ends_epoch or at in split or numbers[at] % 2 == 0 for each, at in zip(older, places, strict=True))
-    return (*itertools.compress(older, keep), *newer)[-METRICS_KEPT:]
+    split = {*places[half : half + 2 * len({each.rank for each in older})]}
+    # A rank that has stopped reporting must not seem to go back.
+    last = {each.rank: each for each in metrics}
+    keep = (
+        (each.ends_epoch and not many_ends) or at in split or numbers[at] % 2 == 0 or each is last[each.rank]
+        for each, at in zip(older, places, strict=False)
+    )
+    return (*itertools.compress(older, keep), *metrics[half:])[-METRICS_KEPT:]
 
 
 def samples_kept(size: int) -> int:
@@ -417,13 +426,19 @@ def _fewer(samples: tuple[Sample, ...], most: int) -> tuple[Sample, ...]:
     return (*samples[:half:2], *samples[half:])[-most:]
 
 
-def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
-    """Return the epoch and step of each report. A report without a step gets its number among its rank's reports."""
-    counted = Counter[int]()
+def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int, bool]]:
+    """Return the epoch and step of each report, and whether the report ends the epoch.
+
+    A report without a step gets its number among its rank's reports. If it ends an epoch, only the ends of epochs with
+    the same number are counted, which are those of other fits.
+    """
+    counted = Counter[tuple[int, int | None, bool]]()
     places = []
     for each in metrics:
-        counted[each.rank] += 1
-        places.append((each.epoch, counted[each.rank] if each.step is None else each.step))
+        count = (each.rank, each.epoch if each.ends_epoch else None, each.ends_epoch)
+        counted[count] += 1
+        of_rank = counted[count] if each.step is None or each.ends_epoch else each.step
+        places.append((each.epoch, of_rank, each.ends_epoch))
     return places
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from sparkring.errors import DataError, OptionsError
 from sparkring.history import run_store
+from sparkring.history.epoch_steps import with_report
 from sparkring.history.events import AttemptStarted, Metrics
 from sparkring.history.metrics import placed
 
@@ -112,14 +113,15 @@ def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[
     The steps of other values are counted through all epochs if the number of steps per epoch is known. If counting
     starts over (after a restart, or because fit() is called again), a new series begins.
     """
-    every = list(reports)
+    every = [*_within_epochs(reports)]
+    first = min((report.epoch for report in every if report.epoch is not None), default=1)
     by = "epoch" if any(report.epoch is not None for report in every) else "step"
     found: list[Scalar] = []
     means: dict[tuple[int, str, int], list[Scalar]] = {}
     for (attempt, lap, at), report in placed(every, restarts, by):
         lap += attempt
         ends = by == "epoch" and (report.ends_epoch or report.step is None)
-        step = at if ends or by == "step" else _step(report)
+        step = at if ends or by == "step" else _step(report, min(first, 1))
         for name, value in report.values.items():
             tag = f"epoch/{name}" if ends else name
             each = Scalar(_series(f"rank-{report.rank}", lap), tag, step, report.time, float(value))
@@ -134,10 +136,27 @@ def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[
     return found
 
 
-def _step(report: Metrics) -> int:
-    """Return the report's step, counted through all epochs if the number of steps per epoch is known."""
+def _within_epochs(reports: Iterable[Metrics]) -> Iterator[Metrics]:
+    """Yield each report with its step counted within the epoch, as in a record."""
+    first: list[Metrics] = []
+    last: dict[int, Metrics] = {}
+    for report in reports:
+        before = [last[report.rank]] if report.rank in last else []
+        told = with_report([*first, *before], report)[-1]
+        if told.epoch is not None and not first:
+            first = [told]
+        if told.steps or told.ends_epoch:
+            last[told.rank] = told
+        yield told
+
+
+def _step(report: Metrics, first: int) -> int:
+    """Return the report's step, counted through all epochs if the number of steps per epoch is known.
+
+    `first` is the number of the first epoch.
+    """
     assert report.step is not None
-    return report.step + max(0, (report.epoch or 1) - 1) * (report.steps or 0)
+    return report.step + (0 if report.epoch is None else report.epoch - first) * (report.steps or 0)
 
 
 def _series(name: str, lap: int) -> str:

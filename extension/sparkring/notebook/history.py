@@ -16,6 +16,7 @@ from sparkring.notebook.option_types import count
 from sparkring.notebook.options_table import Option, OptionsTable
 
 if TYPE_CHECKING:
+    from sparkring.history.events import RunStarted
     from sparkring.history.record import RunRecord
 
 TITLE_CHARACTERS = 60  # a longer title is cut in the list of runs
@@ -159,11 +160,17 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
             path.name,
             describe.first_line(started.title, TITLE_CHARACTERS),
             took,
-            f"{started.size} {started.where}",
+            f"{_ranks(started)} {started.where}",
             reading.named_shortly(data),
             finished.outcome if finished else unfinished,
             describe.first_line(said, 100),
         )
+
+
+def _ranks(started: RunStarted) -> str:
+    """Return how many ranks a run has: `4`, or `2 of 4` if it runs on some ranks of a warm gang."""
+    part = len(set(started.ranks))
+    return f"{part} of {started.size}" if 0 < part < started.size else str(started.size)
 
 
 def _show(name: str) -> None:

@@ -21,6 +21,7 @@ VALUE_CHARACTERS = 200  # the repr of a value is cut off after this many charact
 Tell = Callable[[Told], None]
 _tell: Tell | None = None
 _step: int | None = None  # the step of metrics that are reported without a step
+_epoch: int | None = None  # the epoch that Keras' fit is in, counted from 1
 
 
 def connect(tell: Tell) -> None:
@@ -51,6 +52,12 @@ def at_step(step: int) -> Iterator[None]:
         _step = None
 
 
+def in_epoch(epoch: int | None) -> None:
+    """Note the epoch that Keras' fit is in, counted from 1; None if no fit is running."""
+    global _epoch
+    _epoch = epoch
+
+
 def log(
     values: Mapping[str, Any] | None = None,
     /,
@@ -65,14 +72,18 @@ def log(
 
     Values are numbers or objects with a single number (a 0-d array or tensor). For the progress bar, `steps` is the
     number of steps in an epoch, and `epochs` is the number of epochs. `step` can be counted within the epoch or over
-    all epochs. Raises TypeError if a value is not a number.
+    all epochs. In callbacks of Keras' fit, `epoch` can be counted from 0, as Keras does, or from 1. Raises TypeError if
+    a value is not a number.
     """
     if not isinstance(values, Mapping | None):
         raise TypeError(f"log() takes metrics as a dict or as keyword arguments, not {short_repr(values)}.")
     checked = {str(name): _number(name, value) for name, value in {**(values or {}), **metrics}.items()}
     if _tell is not None:
         step = _step if step is None and epoch is None else step
-        tell(Metrics(checked, _count(step), _count(epoch), _count(steps), _count(epochs)))
+        number = _count(epoch)
+        if number is not None and number + 1 == _epoch:
+            number = _epoch  # the user counts epochs from 0, but Keras' own reports count them from 1
+        tell(Metrics(checked, _count(step), number, _count(steps), _count(epochs)))
 
 
 def numbers(logs: Any) -> dict[str, float]:

@@ -320,9 +320,9 @@ def state_message(record: RunRecord, now: float) -> Message:
     running = record.outcome is None
     lags = progress.lags(record) if running else []
     fraction = slowest.fraction if slowest else None
-    words = describe.progress_words(slowest._replace(left_s=None), running=running) if slowest else ""
-    if lags and slowest:
-        words = f"rank {slowest.rank}, the slowest: {words}"
+    words = ""
+    if slowest:
+        words = describe.progress_words(slowest._replace(left_s=None), running=running, lags=bool(lags))
     left = describe.left_words(slowest) if slowest and running else ""
     if record.items is not None:
         told = describe.dotted(describe.items_progress(record, now), describe.gpu_words(record.gpus))
@@ -379,8 +379,8 @@ def _ranks(record: RunRecord, lags: Sequence[Lag]) -> Message:
     """
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}
-    told = [rank.metrics for rank in record.ranks]
-    first, paces = metrics.first_epoch(record), progress.paces(record)
+    first, places, paces = metrics.first_epoch(record), progress.places(record), progress.paces(record)
+    told = [places.get(rank.rank) for rank in record.ranks]
     pace = [paces.get(rank.rank, Pace()) for rank in record.ranks]
     return {
         "state": "".join(_state(record, rank) for rank in record.ranks),
@@ -391,7 +391,7 @@ def _ranks(record: RunRecord, lags: Sequence[Lag]) -> Message:
         "lines": [rank.line_count for rank in record.ranks],
         "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in told],
         "step": [each.step if each else None for each in told],
-        "done": [None if each.fraction is None or record.stream else round(each.fraction, 4) for each in pace],
+        "done": [None if each.fraction is None or record.stream else round(each.fraction, 6) for each in pace],
         "rate": [None if each.rate is None else float(f"{each.rate:.2g}") for each in pace],
         "behind": {lag.rank: lag.steps for lag in lags},
         "gpu": {rank.rank: describe.gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},

@@ -73,7 +73,11 @@ def _report_fits(module: types.ModuleType) -> None:
             callbacks = [callbacks]
         callbacks.append(_callback(module))
         bound.arguments["callbacks"] = callbacks
-        return fit(*bound.args, **bound.kwargs)
+        report.in_epoch(1 + (bound.arguments.get("initial_epoch") or 0))
+        try:
+            return fit(*bound.args, **bound.kwargs)
+        finally:
+            report.in_epoch(None)
 
     fit_and_report._sparkring = True  # type: ignore[attr-defined]
     model.fit = fit_and_report
@@ -97,6 +101,7 @@ def _callback(module: types.ModuleType) -> Any:
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self._epoch = epoch + 1
+            report.in_epoch(self._epoch)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             now = time.monotonic()
@@ -113,6 +118,11 @@ def _callback(module: types.ModuleType) -> Any:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             values, epochs = report.numbers(logs), self.params.get("epochs")
             report.tell(Metrics(values, epoch=epoch + 1, epochs=epochs, ends_epoch=True))
+            report.in_epoch(epoch + 2)  # the user's callbacks hear of the beginning of an epoch before this one does
+
+        def on_train_end(self, logs: Any = None) -> None:
+            if 0 < self._epoch < (self.params.get("epochs") or 0):  # stopped early: no epochs are left
+                report.tell(Metrics({}, epoch=self._epoch, epochs=self._epoch, ends_epoch=True))
 
     return ReportMetrics()
 

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { Filter, Lines } from "../../../extension/sparkring/views/panel/src/lines.js";
-import { duration, number, rankNumbers, size } from "../../../extension/sparkring/views/panel/src/words.js";
+import { duration, number, percent, rankNumbers, size } from "../../../extension/sparkring/views/panel/src/words.js";
 
 const read = (name) => JSON.parse(readFileSync(new URL(`../${name}`, import.meta.url), "utf8"));
 
@@ -30,6 +30,10 @@ test("durations", () => {
 
 test("values", () => {
   for (const [value, words] of read("words.json").number) assert.equal(number(value), words);
+});
+
+test("percentages", () => {
+  for (const [fraction, words] of read("words.json").percent) assert.equal(percent(fraction), words);
 });
 
 test("sizes", () => {

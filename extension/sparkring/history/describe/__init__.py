@@ -73,6 +73,7 @@ from sparkring.history.describe.text import first_line as first_line
 from sparkring.history.describe.text import named as named
 from sparkring.history.describe.text import number as number
 from sparkring.history.describe.text import numbers as numbers
+from sparkring.history.describe.text import percent as percent
 from sparkring.history.describe.text import rank_list as rank_list
 from sparkring.history.describe.text import rank_numbers as rank_numbers
 from sparkring.history.describe.text import size as size

@@ -16,6 +16,7 @@ from sparkring.history.describe.text import (
     duration,
     first_line,
     number,
+    percent,
     rank_list,
     rank_numbers,
 )
@@ -92,14 +93,18 @@ def last_lines(record: RunRecord) -> str:
     return "\n".join(f"[{rank_numbers(each.ranks)}] {plain(each.line.text)}"[:_SHORT_CHARACTERS] for each in last)
 
 
-def progress_words(found: Progress, *, running: bool = True) -> str:
-    """Describe the slowest rank's progress: `1 of 2 ranks finished · epoch 2 of 3 · step 4 of 9 · 34 % · 12 s left`."""
+def progress_words(found: Progress, *, running: bool = True, lags: bool = False) -> str:
+    """Describe the slowest rank's progress: `1 of 2 ranks finished · epoch 2 of 3 · step 4 of 9 · 34 % · 12 s left`.
+
+    If some rank `lags` behind, the rank that the words are about is named.
+    """
     words = [f"{found.finished:,} of {counted(found.size, 'rank')} finished"] if 0 < found.finished < found.size else []
     for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
         if at is not None:
             words.append(f"{what} {at:,}" + (f" of {total:,}" if total and total >= at else ""))
-    words += [] if found.fraction is None else [f"{100 * found.fraction:.0f} %"]
-    return ("" if running else "progress: ") + dotted(*words, left_words(found) if running else "")
+    words += [] if found.fraction is None else [percent(found.fraction)]
+    about = f"rank {found.rank}, the slowest: " if lags else ""
+    return ("" if running else "progress: ") + about + dotted(*words, left_words(found) if running else "")
 
 
 def left_words(found: Progress) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -56,8 +57,13 @@ def size(size_bytes: float | None) -> str:
 def number(value: float) -> str:
     """Return a metric's value with at most four significant digits."""
     if value == 0 or 1e-4 <= abs(value) < 1e6:
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+        return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
     return f"{value:.3g}"
+
+
+def percent(fraction: float) -> str:
+    """Return a completed fraction: `34 %`. It is rounded down, so that 100 % means that nothing is left."""
+    return f"{math.floor(100 * fraction + 1e-6)} %"
 
 
 def numbers(values: Sequence[float]) -> Callable[[float], str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from sparkring.history import describe, metrics
 from sparkring.history.describe import counted
 from sparkring.history.metrics import Spread, Table
-from sparkring.history.record import RunRecord
+from sparkring.history.record import METRICS_KEPT, RunRecord
 from sparkring.views import charts
 from sparkring.views.figure import POINTS, figures
 from sparkring.views.markup import details, paragraph, text
@@ -38,16 +39,16 @@ def _html(record: RunRecord, form: Form) -> str:
         return ""
     rows = table.newest(ROWS_SHOWN if form != "stacked" else ROWS_LIVE)
     labelled = [(table.label(row), [found.get(name) for name in table.names]) for row, found in rows]
-    note = (
-        f"the last {len(rows)} of {counted(len(table.rows), metrics.noun(record, table))}"
-        if len(rows) < len(table.rows)
-        else ""
-    )
+    noun, note = metrics.noun(record, table), ""
+    if len(rows) < len(table.rows):
+        note = f"the last {counted(len(rows), noun)}"
+        if len(record.metrics) <= METRICS_KEPT // 2:  # otherwise, some of the reports may have been dropped
+            note = f"the last {len(rows)} of {counted(len(table.rows), noun)}"
     if form == "stacked":
         # Empty rows keep space for later epochs, so that the content below does not move.
         expected = min(ROWS_LIVE, record.metrics[-1].epochs or 0)
         labelled += [("\xa0", [None] * len(table.names))] * (expected - len(rows))
-    shown = _table((metrics.noun(record, table), *table.names), labelled, "" if form == "stacked" else note)
+    shown = _table((noun, *table.names), labelled, "" if form == "stacked" else note)
     pictures = _pictures(record, table) if form == "final" else ""
     by_rank = f'<div class="sr-by-rank">{_by_rank(record, table)}</div>' if form == "tab" else ""
     numbers = f'<div role="group" tabindex="0" aria-label="metrics">{shown}{by_rank}</div>'
@@ -85,10 +86,16 @@ def by_rank_html(record: RunRecord) -> str:
     return details("Last metrics by rank", _by_rank(record, metrics.table(record)))
 
 
+def _differ(values: Iterable[float]) -> bool:
+    """Whether the ranks' values of a metric differ. If only some are finite, the table says which."""
+    found = list(values)
+    return metrics.spread(found).differs or len({math.isfinite(value) for value in found}) > 1
+
+
 def _by_rank(record: RunRecord, table: Table) -> str:
     found = metrics.last_by_rank(record)
     by_name = ([values[name] for values in found.values() if name in values] for name in table.names)
-    if not any(metrics.spread(values).differs for values in by_name):
+    if not any(map(_differ, by_name)):
         return ""
     rows = [
         (str(rank), [Spread(*[values[name]] * 3) if name in values else None for name in table.names])

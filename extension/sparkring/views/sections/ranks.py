@@ -78,9 +78,10 @@ def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
 
 def _place(record: RunRecord, rank: RankRecord) -> str:
     """Return the last epoch and step of a rank that has not finished: `(e2 · 28)`; '' if it has reported none."""
-    if rank.metrics is None or rank.state == "finished":
+    found = progress.places(record).get(rank.rank)
+    if found is None or rank.state == "finished":
         return ""
-    epoch, step = rank.metrics.epoch, rank.metrics.step
+    epoch, step = found.epoch, None if found.ends_epoch else found.step
     told = [
         f"e{epoch + 1 - metrics.first_epoch(record)}" if epoch is not None else "",
         "" if step is None else f"{step}",

@@ -52,7 +52,8 @@ def progress_html(record: RunRecord, now: float) -> str:
         return ""
     running = record.outcome is None
     bar = _bar(found.fraction if running else None)
-    return f"<div>{bar}<small>{text(describe.progress_words(found, running=running))}</small></div>"
+    words = describe.progress_words(found, running=running, lags=running and bool(progress.lags(record)))
+    return f"<div>{bar}<small>{text(words)}</small></div>"
 
 
 def _items_progress_html(record: RunRecord, now: float) -> str:

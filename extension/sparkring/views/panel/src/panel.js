@@ -13,7 +13,7 @@ import { Overview } from "./overview.js";
 import { RankView } from "./ranks.js";
 import { SearchView } from "./searchview.js";
 import { StreamView } from "./streamview.js";
-import { duration } from "./words.js";
+import { duration, percent } from "./words.js";
 
 export const KERNEL_GONE = "ended with the kernel";
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
@@ -246,7 +246,7 @@ export class Panel {
     const share = state.state === "finished" ? 1 : state.fraction;
     this.bar.style.width = `${100 * (share ?? 0)}%`;
     if (share == null) this.bar.removeAttribute("aria-valuenow"); // how much is left is not known
-    else this.bar.setAttribute("aria-valuenow", String(Math.round(100 * share)));
+    else this.bar.setAttribute("aria-valuenow", String(parseInt(percent(share))));
     const words = [state.waiting, state.progress, state.left, ...state.last].filter(Boolean).join(" · ");
     put(this.words, words || "\u00a0");
     this.words.parentElement.hidden = over && !words;

@@ -3,7 +3,7 @@
 import { drawing, make, put, toggle } from "./elements.js";
 import { RANK_COLOURS } from "./series.js";
 import { FIGURES, HEIGHT, WIDTH, counted } from "./usage.js";
-import { duration, number, rankNumbers, size } from "./words.js";
+import { duration, number, percent, rankNumbers, size } from "./words.js";
 
 const SILENT_S = 5, ALL_SILENT_S = 30;
 const MOST_NAMED = 8;
@@ -12,7 +12,7 @@ const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i:
 const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed after another rank",
                       s: "stopped", i: "not taking part" };
 // The values that the colour of the squares can show, with the functions that write them as text.
-const HEATS = { state: null, progress: (value) => `${Math.floor(100 * value)} %`, "steps/s": (value) => `${number(value)} steps/s`,
+const HEATS = { state: null, progress: percent, "steps/s": (value) => `${number(value)} steps/s`,
                 silence: (value) => duration(value), CPU: (value) => `${value} %`, memory: size, "waits for data": (value) => `${value} %` };
 
 // Say which ranks wait for data, as in "rank 3 waits for data 76 % of the time".
@@ -90,7 +90,7 @@ export class RankView {
     const { noun } = this.panel.run.state, speed = rate == null ? "" : `${number(rate)} ${noun === "batch" ? "batches" : "steps"}/s`, quiet = silence === null ? "" : duration(silence);
     const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${(behind || usage.starves.includes(rank)) && !silent ? " sr-slow" : ""}`;
     const title = [`rank ${rank} ${STATE_WORDS[letter]}`, host, ranks.pid[rank] && `process ${ranks.pid[rank]}`, usage.words(rank), gpu,
-      epoch != null && `epoch ${epoch}`, step != null && `${noun} ${step}`, done != null && `${Math.floor(100 * done)} % of the run`, speed,
+      epoch != null && `epoch ${epoch}`, step != null && `${noun} ${step}`, done != null && `${percent(done)} of the run`, speed,
       `${ranks.lines[rank].toLocaleString("en")} lines`, quiet && `last message ${quiet} ago`, waits && `${waits} of the time`,
       behind && `${behind} steps behind the others`, ranks.failure[rank]].filter(Boolean).join(", ");
     const place = [epoch != null && `e${epoch}`, step != null && `${epoch != null ? "· " : ""}${step}`].filter(Boolean).join(" ");

@@ -20,7 +20,14 @@ export function clock(seconds) {
 export function number(value) {
   const size = Math.abs(value);
   if (value === 0 || (size >= 1e-4 && size < 1e6)) return size < 1e4 ? String(Number(value.toPrecision(4))) : value.toFixed(0);
-  return Number(value.toPrecision(3)).toExponential().replace(/e([+-])(\d)$/, "e$10$2");
+  const rounded = Number(value.toPrecision(3));
+  if (Math.abs(rounded) === 1e-4) return String(rounded);
+  return rounded.toExponential().replace(/e([+-])(\d)$/, "e$10$2");
+}
+
+// Return a completed fraction of the run as text. It is rounded down, so that 100 % means that nothing is left.
+export function percent(fraction) {
+  return `${Math.floor(100 * fraction + 1e-6)} %`;
 }
 
 // Return a number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB.
