@@ -135,13 +135,26 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
     for (attempt, lap, _), metrics in placed(counting, restarts, by):
         if attempt != len(restarts):
             continue
-        done, course = _done(metrics, first), found.get(metrics.rank)
+        course = found.get(metrics.rank)
+        if course is not None and course.lap == lap:
+            metrics = _completed(metrics, course.newest)
+        done = _done(metrics, first)
         if course is not None and course.lap == lap and (course.newest_done or 0.0) <= (done or 0.0):
             course.newest, course.newest_done = metrics, done
         else:
             course = found[metrics.rank] = _Course(lap, metrics, done, metrics, done)
         course.reported(metrics, first)
     return found
+
+
+def _completed(metrics: Metrics, before: Metrics) -> Metrics:
+    """Return a report with the totals and the step that the rank has left out, taken from its report `before`.
+
+    Users often report a validation metric with only the epoch or step. Otherwise, the time left would be lost.
+    """
+    if metrics.step is None and not metrics.ends_epoch and metrics.epoch == before.epoch:
+        metrics = metrics._replace(step=before.step, ends_epoch=before.ends_epoch)
+    return metrics._replace(epochs=metrics.epochs or before.epochs, steps=metrics.steps or before.steps)
 
 
 def paces(record: RunRecord) -> dict[int, Pace]:
