@@ -332,13 +332,14 @@ def curves(record: RunRecord, found: Table, most: int = CURVE_POINTS) -> list[li
         if len(mine) > 2 and max(reports.values()) > 1:
             beyond = [each for each in _finite(ahead.get(name, ())) if each.x > mine[-1].x]
             stride = -(-(len(mine) + len(beyond)) // most)
-            (points, by_rank), (faster, their) = _thinned(mine, stride), _thinned(beyond, stride)
+            going = {rank for each in beyond for rank in each.by_rank}
+            (points, by_rank), (faster, their) = _thinned(mine, stride, going), _thinned(beyond, stride)
             for rank, line in their.items():
                 by_rank.setdefault(rank, []).extend(line)
             lost = (_finite(part.get(name, ())) for part in undone.values())
             lines = tuple(_thinned(part, -(-len(part) // most))[0] for part in lost if len(part) > 1)
             mode = chosen.get(name) or _mode(name)
-            best = _best(mine, mode) if mode else None
+            best = _best(mine, mode, going) if mode else None
             curve = Curve(name, points, last[name].mean, _rank_lines(by_rank), lines, faster, best)
             charts.setdefault(name.removeprefix("val_"), []).append(curve)
     return list(charts.values())
@@ -368,9 +369,9 @@ def _chosen_by_checkpoints(record: RunRecord) -> dict[str, _Mode]:
     return found if len(found) == 1 else {}
 
 
-def _best(measured: list[_Measured], mode: _Mode) -> tuple[float, float] | None:
+def _best(measured: list[_Measured], mode: _Mode, going: Container[int]) -> tuple[float, float] | None:
     """Return the position and the value of the best mean over all ranks that report the metric."""
-    points, _ = _thinned(measured, 1)
+    points, _ = _thinned(measured, 1, going)
     ranks, complete = set[int](), 0  # the means at positions before `complete` do not cover all ranks
     for at, each in enumerate(measured):
         if not ranks.issuperset(each.by_rank):
@@ -519,10 +520,11 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
     return dict(sorted(by_rank.items())) if any(spread(values).differs for values in at.values()) else {}
 
 
-def _thinned(measured: list[_Measured], stride: int) -> tuple[tuple[Point, ...], _Lines]:
+def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ()) -> tuple[tuple[Point, ...], _Lines]:
     """Return a point for every `stride` neighbouring measurements, and the points of each rank's own line.
 
-    If a rank has none of these measurements, its previous point is used.
+    If a rank has none of these measurements, its previous point is used. The ranks `going` have reports beyond these
+    measurements, so they count until the last of them.
     """
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
     points: list[Point] = []
@@ -534,7 +536,8 @@ def _thinned(measured: list[_Measured], stride: int) -> tuple[tuple[Point, ...],
             for rank, number in each.by_rank.items():
                 values.setdefault(rank, []).append(number)
         for rank, before in by_rank.items():
-            if rank not in values and last[rank] >= min(begin, STILL_THERE * len(measured)):
+            there = rank in going or last[rank] >= min(begin, STILL_THERE * len(measured))
+            if rank not in values and there:
                 values[rank] = [before[-1][1]]
         means = {rank: math.fsum(found) / len(found) for rank, found in values.items()}
         mean = math.fsum(means.values()) / len(means)
