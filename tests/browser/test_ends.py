@@ -225,6 +225,7 @@ def test_each_run_has_a_panel_of_its_own(notebook: Notebook) -> None:
     expect(state(failed)).to_have_text("failed")
     panel = running(notebook)
     expect(state(failed)).to_have_text("failed")
+    assert axe(notebook.page, ".sr-panel", "landmark-unique") == []
     expect(failed.locator(".sr-row", has_text="line 0")).to_have_count(0)
     panel.get_by_role("button", name="■ Stop").click()
     was_interrupted(notebook, panel)
