@@ -168,6 +168,18 @@ def test_the_last_mean_covers_ranks_that_have_reported_other_steps(replayed):
     assert curve.best == (21, curve.last)
 
 
+def test_a_curve_by_step_ends_with_the_end_of_the_last_epoch(replayed):
+    """Keras reports the end of an epoch without a step. The last value must not be better than the best one."""
+    told = []
+    for epoch in (1, 2):
+        values = [2 / epoch, 1.5 / epoch]
+        told += [Metrics({"loss": v}, 10 * at, epoch, 40, 2, rank=0) for at, v in enumerate(values, 1)]
+        told.append(Metrics({"loss": 1 / epoch, "val_loss": 9.0}, epoch=epoch, epochs=2, ends_epoch=True, rank=0))
+    [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
+    assert [point.x for point in curve.points] == [10, 20, 40, 50, 60, 80]
+    assert (curve.last, curve.best) == (0.5, (80, 0.5))
+
+
 def test_what_is_not_new_is_not_made_again(replayed):
     record = replayed(*steps(1, 5))
     found = metrics.table(record)

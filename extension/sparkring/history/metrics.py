@@ -457,7 +457,8 @@ def _in_order(part: _Places) -> _ByName:
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metrics, dict[str, float]]]:
     """Yield for each report with a step: the attempt, the step, the report, and the values that the table shows.
 
-    Step numbers continue from one epoch to the next.
+    Step numbers continue from one epoch to the next. The end of an epoch is at the epoch's last step. Without it, the
+    curve would end before the metric's last value.
     """
 
     def place_of(attempt: int, lap: int, at: int) -> tuple[int, ...]:
@@ -465,10 +466,13 @@ def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metric
 
     rows = [row[:3] for row in (*found.rows, *found.ahead)]
     before = {place: number for number, place in enumerate(sorted({place_of(*row) for row in rows}))}
+    sizes: dict[int, int] = {}  # the number of steps in an epoch, by rank
     for (attempt, lap, at), metrics, values in _shared(record, found.by):
         place = place_of(attempt, lap, at)
-        if metrics.step is not None and place in before:
-            yield attempt, before[place] * (metrics.steps or 0) + metrics.step, metrics, values
+        size = sizes[metrics.rank] = metrics.steps or sizes.get(metrics.rank, 0)
+        step = (metrics.step or size or None) if metrics.ends_epoch else metrics.step
+        if step is not None and place in before:
+            yield attempt, before[place] * size + step, metrics, values
 
 
 def noun(record: RunRecord, found: Table) -> str:
