@@ -100,6 +100,9 @@ if store in (7, 700):
         sparkring.log(step=step, loss=1 / step, val_loss=2 / step)
     raise ValueError("no rows")
 """
+FEW_ITEMS = """%%foreach number in range(3) -n -2
+number ** 2
+"""
 TRIALS = """import optuna
 trials = sparkring.search(lr=sparkring.log_uniform(1e-4, 1e-1), width=[16, 32, 64], trials=16, minimize="val_loss",
                           sampler="random", prune=optuna.pruners.ThresholdPruner(upper=1.0))
@@ -123,13 +126,13 @@ if lr < 0.01:
 """
 AT_ENDLESS, AT_FAILING, AT_BACKGROUND, AT_MEANWHILE, AT_GANG, AT_QUICK, AT_SILENT, AT_MANY, AT_MANY_END = range(1, 10)
 AT_SHOWN, AT_BY_NAME, AT_ITEMS, AT_TRIALS, AT_SEARCH = 10, 11, 12, 13, 14
-AT_BEHIND, AT_CAUGHT_UP, AT_CAUGHT_UP_END = 15, 16, 17
+AT_BEHIND, AT_CAUGHT_UP, AT_CAUGHT_UP_END, AT_FEW_ITEMS = 15, 16, 17, 18
 
 
 @pytest.fixture(scope="module")
 def notebook(opened: Opened) -> Notebook:
     cells = (ENDLESS, FAILING, BACKGROUND, MEANWHILE, GANG, QUICK, SILENT, MANY, MANY_END, "_", "%runs behind", ITEMS)
-    found = opened("ends", "%load_ext sparkring", *cells, TRIALS, SEARCH, BEHIND, CAUGHT_UP, CAUGHT_UP_END)
+    found = opened("ends", "%load_ext sparkring", *cells, TRIALS, SEARCH, BEHIND, CAUGHT_UP, CAUGHT_UP_END, FEW_ITEMS)
     found.run(0, wait=True)
     return found
 
@@ -267,6 +270,16 @@ def test_the_tabs_stay_where_they_are_when_a_rank_catches_up(notebook: Notebook)
     assert tabs.evaluate("(tabs) => tabs.offsetTop") == before
     notebook.run(AT_CAUGHT_UP_END, wait=True)
     expect(note).to_be_hidden()
+
+
+def test_a_table_of_few_items_is_no_higher_than_its_rows(notebook: Notebook) -> None:
+    notebook.run(AT_FEW_ITEMS, wait=True)
+    panel = notebook.panel(AT_FEW_ITEMS)
+    expect(state(panel)).to_have_text("finished")
+    expect(panel.locator(".sr-itemrows .sr-itemrow")).to_have_count(3)
+    assert panel.locator(".sr-body").bounding_box()["height"] < 150
+    panel.locator(".sr-itemrows .sr-itemrow").first.click()
+    assert panel.locator(".sr-body").bounding_box()["height"] == 420
 
 
 def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> None:
