@@ -67,6 +67,26 @@ MANY_END = """record = replay([
 ], record)
 view.close(record)
 """
+# A rank of two falls behind, and then catches up.
+BEHIND = """import time
+from sparkring.history.events import *
+from sparkring.history.record import RunRecord, replay
+from sparkring.views import open_view
+
+now = time.time()
+record = replay([
+    RunStarted(now, "2026-11-20_14-03-22_two", "two ranks", "%%torchrun -n -2", 2, "local", "torch", "all"),
+    *(RankStarted(now, rank, "vm", 4000 + rank) for rank in range(2)),
+    *(Metrics({"loss": 1.0}, step=40 - 20 * rank, steps=100, time=now + 3600, rank=rank) for rank in range(2)),
+], RunRecord(log_folder="/runs/two"))
+two = open_view()
+two.refresh(record)
+"""
+CAUGHT_UP = """record = replay([Metrics({"loss": 0.5}, step=40, steps=100, time=now + 3600, rank=1)], record)
+two.refresh(record)
+"""
+CAUGHT_UP_END = """two.close(replay([RunFinished(now + 9, "finished")], record))
+"""
 # The last item waits until the test has seen the panel during the run.
 ITEMS = """%%foreach store in range(1000) -n -2 --name stores
 import os
@@ -79,6 +99,9 @@ if store in (7, 700):
     for step in range(1, 6):
         sparkring.log(step=step, loss=1 / step, val_loss=2 / step)
     raise ValueError("no rows")
+"""
+FEW_ITEMS = """%%foreach number in range(3) -n -2
+number ** 2
 """
 TRIALS = """import optuna
 trials = sparkring.search(lr=sparkring.log_uniform(1e-4, 1e-1), width=[16, 32, 64], trials=16, minimize="val_loss",
@@ -103,12 +126,13 @@ if lr < 0.01:
 """
 AT_ENDLESS, AT_FAILING, AT_BACKGROUND, AT_MEANWHILE, AT_GANG, AT_QUICK, AT_SILENT, AT_MANY, AT_MANY_END = range(1, 10)
 AT_SHOWN, AT_BY_NAME, AT_ITEMS, AT_TRIALS, AT_SEARCH = 10, 11, 12, 13, 14
+AT_BEHIND, AT_CAUGHT_UP, AT_CAUGHT_UP_END, AT_FEW_ITEMS = 15, 16, 17, 18
 
 
 @pytest.fixture(scope="module")
 def notebook(opened: Opened) -> Notebook:
     cells = (ENDLESS, FAILING, BACKGROUND, MEANWHILE, GANG, QUICK, SILENT, MANY, MANY_END, "_", "%runs behind", ITEMS)
-    found = opened("ends", "%load_ext sparkring", *cells, TRIALS, SEARCH)
+    found = opened("ends", "%load_ext sparkring", *cells, TRIALS, SEARCH, BEHIND, CAUGHT_UP, CAUGHT_UP_END, FEW_ITEMS)
     found.run(0, wait=True)
     return found
 
@@ -204,6 +228,7 @@ def test_each_run_has_a_panel_of_its_own(notebook: Notebook) -> None:
     expect(state(failed)).to_have_text("failed")
     panel = running(notebook)
     expect(state(failed)).to_have_text("failed")
+    assert axe(notebook.page, ".sr-panel", "landmark-unique") == []
     expect(failed.locator(".sr-row", has_text="line 0")).to_have_count(0)
     panel.get_by_role("button", name="■ Stop").click()
     was_interrupted(notebook, panel)
@@ -232,6 +257,29 @@ def test_quick_cells_on_a_warm_gang_leave_no_panel(notebook: Notebook) -> None:
     expect(notebook.static(AT_QUICK)).to_contain_text("quick 1")
     expect(notebook.panel(AT_SILENT)).to_have_count(0)
     expect(notebook.static(AT_SILENT)).to_have_count(0)
+
+
+def test_the_tabs_stay_where_they_are_when_a_rank_catches_up(notebook: Notebook) -> None:
+    notebook.run(AT_BEHIND, wait=True)
+    panel = notebook.panel(AT_BEHIND)
+    note, tabs = panel.locator(".sr-rankview .sr-note"), panel.get_by_role("tablist")
+    expect(note).to_contain_text("rank 1 is 20 steps behind")
+    before = tabs.evaluate("(tabs) => tabs.offsetTop")
+    notebook.run(AT_CAUGHT_UP, wait=True)
+    expect(note).not_to_contain_text("behind")
+    assert tabs.evaluate("(tabs) => tabs.offsetTop") == before
+    notebook.run(AT_CAUGHT_UP_END, wait=True)
+    expect(note).to_be_hidden()
+
+
+def test_a_table_of_few_items_is_no_higher_than_its_rows(notebook: Notebook) -> None:
+    notebook.run(AT_FEW_ITEMS, wait=True)
+    panel = notebook.panel(AT_FEW_ITEMS)
+    expect(state(panel)).to_have_text("finished")
+    expect(panel.locator(".sr-itemrows .sr-itemrow")).to_have_count(3)
+    assert panel.locator(".sr-body").bounding_box()["height"] < 150
+    panel.locator(".sr-itemrows .sr-itemrow").first.click()
+    assert panel.locator(".sr-body").bounding_box()["height"] == 420
 
 
 def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> None:

@@ -167,6 +167,28 @@ def test_the_mean_of_ranks_that_report_in_turns_does_not_jump(replayed):
     assert curve.last == 0.5
 
 
+def test_the_last_mean_covers_ranks_that_have_reported_other_steps(replayed):
+    """Rank 1 has no report at the last step that both ranks have reached, but it has reports before and after it."""
+    told = [Metrics({"loss": 1 / step}, step=step, time=step, rank=0) for step in (7, 14, 21)]
+    told += [Metrics({"loss": 1 + 1 / step}, step=step, time=step, rank=1) for step in (8, 16, 24)]
+    [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
+    assert (curve.points[-1].x, curve.points[-1].value.mean) == (21, curve.last)
+    assert curve.last == pytest.approx((1 / 21 + 1 + 1 / 16) / 2)
+    assert curve.best == (21, curve.last)
+
+
+def test_a_curve_by_step_ends_with_the_end_of_the_last_epoch(replayed):
+    """Keras reports the end of an epoch without a step. The last value must not be better than the best one."""
+    told = []
+    for epoch in (1, 2):
+        values = [2 / epoch, 1.5 / epoch]
+        told += [Metrics({"loss": v}, 10 * at, epoch, 40, 2, rank=0) for at, v in enumerate(values, 1)]
+        told.append(Metrics({"loss": 1 / epoch, "val_loss": 9.0}, epoch=epoch, epochs=2, ends_epoch=True, rank=0))
+    [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
+    assert [point.x for point in curve.points] == [10, 20, 40, 50, 60, 80]
+    assert (curve.last, curve.best) == (0.5, (80, 0.5))
+
+
 def test_what_is_not_new_is_not_made_again(replayed):
     record = replayed(*steps(1, 5))
     found = metrics.table(record)
@@ -241,6 +263,18 @@ def test_progress_and_the_time_left(replayed):
     assert (found.rank, found.epoch, found.epochs, found.step) == (0, 1, 4, None)
     assert found.fraction == 0.25
     assert found.left_s == pytest.approx(5 / 0.125 * 0.75 - 2)
+
+
+@pytest.mark.parametrize("counted", ["epoch", "step"])
+def test_a_report_without_totals_changes_neither_the_progress_nor_the_time_left(replayed, counted):
+    totals = {"epoch": {"epoch": 1, "epochs": 2, "steps": 20}, "step": {"steps": 40}}[counted]
+    validated = {"epoch": {"epoch": 1}, "step": {"step": 10}}[counted]
+    record = replayed(*steps(1, 10, **totals), Metrics({"val_loss": 0.5}, time=10.0, rank=0, **validated))
+    found = progress.slowest(record, now=10.0)
+    assert (found.epochs, found.step, found.steps) == (totals.get("epochs"), 10, totals["steps"])
+    assert (found.fraction, found.left_s) == (0.25, pytest.approx(30.0))
+    later = progress.slowest(replayed(*record.metrics, *steps(11, 20, **totals)), now=20.0)
+    assert (later.fraction, later.left_s) == (0.5, pytest.approx(20.0, rel=0.1))
 
 
 def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
@@ -658,6 +692,7 @@ def test_ranks_that_have_fallen_behind(replayed):
     [lag] = progress.lags(record)
     assert (lag.rank, lag.steps, lag.ratio) == (2, 40, pytest.approx(1 / 3))
     assert describe.lag_words([lag]) == "rank 2 is 40 steps behind, at 0.33× the median rate"
+    assert describe.lag_words([lag._replace(ratio=1.001)]) == "rank 2 is 40 steps behind"
     page = panel(record, now=70.0, final=False)
     assert "rank 2 is 40 steps behind, at 0.33× the median rate" in page
     words = "rank 2, the slowest: step 20"

@@ -345,13 +345,14 @@ def curves(record: RunRecord, found: Table, most: int = CURVE_POINTS) -> list[li
         if len(mine) > 2 and max(reports.values()) > 1:
             beyond = [each for each in _finite(ahead.get(name, ())) if each.x > mine[-1].x]
             stride = -(-(len(mine) + len(beyond)) // most)
-            (points, by_rank), (faster, their) = _thinned(mine, stride), _thinned(beyond, stride)
+            going = {rank for each in beyond for rank in each.by_rank}
+            (points, by_rank), (faster, their) = _thinned(mine, stride, going), _thinned(beyond, stride)
             for rank, line in their.items():
                 by_rank.setdefault(rank, []).extend(line)
             lost = (_finite(part.get(name, ())) for part in undone.values())
             lines = tuple(_thinned(part, -(-len(part) // most))[0] for part in lost if len(part) > 1)
             mode = chosen.get(name) or _mode(name)
-            best = _best(mine, mode) if mode else None
+            best = _best(mine, mode, going) if mode else None
             curve = Curve(name, points, last[name].mean, _rank_lines(by_rank), lines, faster, best)
             charts.setdefault(name.removeprefix("val_"), []).append(curve)
     return list(charts.values())
@@ -381,9 +382,9 @@ def _chosen_by_checkpoints(record: RunRecord) -> dict[str, _Mode]:
     return found if len(found) == 1 else {}
 
 
-def _best(measured: list[_Measured], mode: _Mode) -> tuple[float, float] | None:
+def _best(measured: list[_Measured], mode: _Mode, going: Container[int]) -> tuple[float, float] | None:
     """Return the position and the value of the best mean over all ranks that report the metric."""
-    points, _ = _thinned(measured, 1)
+    points, _ = _thinned(measured, 1, going)
     ranks, complete = set[int](), 0  # the means at positions before `complete` do not cover all ranks
     for at, each in enumerate(measured):
         if not ranks.issuperset(each.by_rank):
@@ -470,7 +471,8 @@ def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metric
     """Yield for each report with a step: the attempt, the step, the report, and the values that the table shows.
 
     Step numbers continue from one epoch to the next. If it is not known how many steps an epoch has, its last report
-    counts as its last step.
+    counts as its last step. The end of an epoch is at the epoch's last step. Without it, the curve would end before the
+    metric's last value.
     """
 
     def place_of(attempt: int, lap: int, at: int) -> tuple[int, ...]:
@@ -480,17 +482,24 @@ def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metric
     numbers = {place: number for number, place in enumerate(sorted({place_of(*row) for row in rows}))}
     if found.by == "epoch" and not found.laps:
         numbers = {place: place[0] - 1 for place in numbers}  # the run may have continued in a later epoch
-    steps: dict[tuple[int, ...], list[tuple[int, Metrics, dict[str, float]]]] = {}
+    sizes, reached = dict[int, int](), dict[tuple[int, tuple[int, ...]], int]()  # an epoch's steps, by rank; and so far
+    steps: dict[tuple[int, ...], list[tuple[int, int, int, Metrics, dict[str, float]]]] = {}
     for (attempt, lap, at), metrics, values in _shared(record, found.by):
-        if metrics.step is not None and place_of(attempt, lap, at) in numbers:
-            steps.setdefault(place_of(attempt, lap, at), []).append((attempt, metrics, values))
+        place, rank, step, size = place_of(attempt, lap, at), metrics.rank, metrics.step, metrics.steps or 0
+        if size:
+            sizes[rank] = size
+        elif step is None and metrics.ends_epoch:
+            size = sizes.get(rank, 0)
+            step = size or reached.get((rank, place))
+        if step is not None and place in numbers:
+            reached[rank, place] = step
+            steps.setdefault(place, []).append((attempt, step, size, metrics, values))
     last, end = -1, 0
     for place in sorted(steps):
-        those = [metrics.step or 0 for _, metrics, _ in steps[place]]
+        those = [step for _, step, _, _, _ in steps[place]]
         begin = end if min(those) <= last else 0  # otherwise, the user counts the steps over all epochs
-        for attempt, metrics, values in steps[place]:
-            before = numbers[place] * metrics.steps if metrics.steps and found.by == "epoch" else begin
-            yield attempt, before + (metrics.step or 0), metrics, values
+        for attempt, step, size, metrics, values in steps[place]:
+            yield attempt, step + (numbers[place] * size if size and found.by == "epoch" else begin), metrics, values
         last, end = max(those), begin + max(those) + (min(those) == 0)
 
 
@@ -543,10 +552,11 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
     return dict(sorted(by_rank.items())) if any(spread(values).differs for values in at.values()) else {}
 
 
-def _thinned(measured: list[_Measured], stride: int) -> tuple[tuple[Point, ...], _Lines]:
+def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ()) -> tuple[tuple[Point, ...], _Lines]:
     """Return a point for every `stride` neighbouring measurements, and the points of each rank's own line.
 
-    If a rank has none of these measurements, its previous point is used.
+    If a rank has none of these measurements, its previous point is used. The ranks `going` have reports beyond these
+    measurements, so they count until the last of them.
     """
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
     points: list[Point] = []
@@ -558,7 +568,8 @@ def _thinned(measured: list[_Measured], stride: int) -> tuple[tuple[Point, ...],
             for rank, number in each.by_rank.items():
                 values.setdefault(rank, []).append(number)
         for rank, before in by_rank.items():
-            if rank not in values and last[rank] >= min(begin, STILL_THERE * len(measured)):
+            there = rank in going or last[rank] >= min(begin, STILL_THERE * len(measured))
+            if rank not in values and there:
                 values[rank] = [before[-1][1]]
         means = {rank: mean(found) for rank, found in values.items()}
         low = min((min(found), rank) for rank, found in values.items())

@@ -117,7 +117,7 @@ class _Course:
         return metrics._replace(
             epoch=at.epoch if metrics.epoch is None else metrics.epoch,
             epochs=at.epochs if metrics.epochs is None else metrics.epochs,
-            steps=at.steps if metrics.steps is None and self.detailed else metrics.steps,
+            steps=at.steps if metrics.steps is None else metrics.steps,
         )
 
     def advanced(self, metrics: Metrics, done: float | None) -> None:

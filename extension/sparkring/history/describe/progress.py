@@ -121,7 +121,7 @@ def lag_words(found: Sequence[Lag], causes: Mapping[int, str] = MappingProxyType
         return ""
     if len(found) == 1:
         [(rank, steps, ratio)] = found
-        rate = "" if ratio is None else f", at {ratio:.2g}× the median rate"
+        rate = "" if ratio is None or f"{ratio:.2g}" == "1" else f", at {ratio:.2g}× the median rate"
         cause = f"; {causes[rank]}" if rank in causes else ""
         return f"rank {rank} is {counted(steps, 'step')} behind{rate}{cause}"
     most, least = found[0].steps, found[-1].steps

@@ -128,6 +128,7 @@ export class ItemsView {
     put(this.count, rows.length < known ? `${rows.length.toLocaleString("en")} of ${known.toLocaleString("en")}` : "");
     this.box.setAttribute("aria-rowcount", String(rows.length + 1));
     this.visible.style.height = `${rows.length * ROW}px`;
+    this.panel.root.style.setProperty("--sr-items", `${(known + 1) * ROW}px`); // used when the run is over
     if (this.goTo != null) this.reveal(rows.findIndex((row) => row.item === this.goTo));
     this.goTo = null;
     const first = Math.max(0, Math.floor(this.box.scrollTop / ROW) - 1);

@@ -238,6 +238,7 @@ export class Panel {
     put(this.state, state.state);
     this.state.className = `sr-state ${LOOKS[state.state] ?? `sr-${state.state}`}`;
     put(this.title, state.title);
+    this.root.setAttribute("aria-label", `Distributed run: ${state.title} (${this.run.id})`); // unique, because screen readers list the regions of a page
     put(this.facts, [...state.facts, over ? state.took : duration(now - state.started)].join(" · "));
     this.allow.hidden = !mayAsk(state);
     this.stop.hidden = over || !stops;

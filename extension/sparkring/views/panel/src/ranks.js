@@ -15,6 +15,8 @@ const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed",
 const HEATS = { state: null, progress: percent, "steps/s": (value) => `${number(value)} steps/s`,
                 silence: (value) => duration(value), CPU: (value) => `${value} %`, memory: size, "waits for data": (value) => `${value} %` };
 
+const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
 // Say which ranks wait for data, as in "rank 3 waits for data 76 % of the time".
 function waiting({ starves, waiting: shares }) {
   if (!starves.length) return "";
@@ -68,11 +70,14 @@ export class RankView {
     for (let rank = 0; rank < count; rank++) this.fill(rank, ranks, usage, at, quiet[rank], many, heats?.[rank]);
     if (!many) this.measure(usage, count);
     this.arrange(ranks, count, many);
-    put(this.note, [many && this.counts(ranks, usage, quiet, count), state.lag, many && mute(quiet), !many && !state.lag && waiting(usage)]
-      .filter(Boolean).join(" · "));
+    const told = [many && this.counts(ranks, usage, quiet, count), state.lag, many && mute(quiet), !many && !state.lag && waiting(usage)]
+      .filter(Boolean).join(" · ");
     this.sort.hidden = many || count < 5;
     this.colours.hidden = !many;
-    this.top.hidden = this.sort.hidden && this.colours.hidden && !this.note.textContent;
+    // A rank may fall behind and catch up again and again. The row then stays until the end of the run, so that the tabs do not move.
+    this.noted = !state.ended && (this.noted || Boolean(told));
+    put(this.note, told || (this.noted ? "\u00a0" : ""));
+    this.top.hidden = this.sort.hidden && this.colours.hidden && !told && !this.noted;
   }
 
   tile(rank) {
@@ -91,8 +96,8 @@ export class RankView {
     const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${(behind || usage.starves.includes(rank)) && !silent ? " sr-slow" : ""}`;
     const title = [`rank ${rank} ${STATE_WORDS[letter]}`, host, ranks.pid[rank] && `process ${ranks.pid[rank]}`, usage.words(rank), gpu,
       epoch != null && `epoch ${epoch}`, step != null && `${noun} ${step}`, done != null && `${percent(done)} of the run`, speed,
-      `${ranks.lines[rank].toLocaleString("en")} lines`, quiet && `last message ${quiet} ago`, waits && `${waits} of the time`,
-      behind && `${behind} steps behind the others`, ranks.failure[rank]].filter(Boolean).join(", ");
+      plural(ranks.lines[rank], "line"), quiet && `last message ${quiet} ago`, waits && `${waits} of the time`,
+      behind && `${plural(behind, "step")} behind the others`, ranks.failure[rank]].filter(Boolean).join(", ");
     const place = [epoch != null && `e${epoch}`, step != null && `${epoch != null ? "· " : ""}${step}`].filter(Boolean).join(" ");
     put(who, many ? SIGNS[letter] : `${rank} ${SIGNS[letter]}${place && ` ${place}`}`);
     if (!many) {

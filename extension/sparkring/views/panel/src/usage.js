@@ -62,9 +62,11 @@ export function curve(points, from, to, most) {
   return `M${x(known[0][0]).toFixed(1)} ${HEIGHT}${line}V${HEIGHT}Z`;
 }
 
-// Say how many ranks are in each state. A running rank that is behind, silent or waiting for data does not count as running.
+// Say how many ranks are in each state, those with problems first. A running rank that is behind, silent or waiting for data
+// does not count as running.
 export function counted(letters, { behind, silent, starves }, words) {
-  const found = new Map([["behind", 0], ["silent", 0], ["waiting for data", 0]]), starving = new Set(starves);
+  const order = [words.x, words.y, "behind", "silent", "waiting for data", words["."], words.r, words.f, words.s, words.i];
+  const found = new Map(order.map((state) => [state, 0])), starving = new Set(starves);
   [...letters].forEach((letter, rank) => {
     const state = letter !== "r" ? words[letter] : behind[rank] ? "behind" : silent[rank] ? "silent" : starving.has(rank) ? "waiting for data" : words.r;
     found.set(state, (found.get(state) ?? 0) + 1);
