@@ -381,6 +381,38 @@ def test_a_quick_run_that_prints_much_says_where_the_rest_is(replayed):
         assert f"{count - 1} " in Elements(page).text
 
 
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "running"])
+@pytest.mark.parametrize(
+    "said",
+    ["日本語のテキスト" * 40, "\x1b[31m日\x1b[32m本\x1b[0m" * 15, "words " * 60],
+    ids=["Japanese", "colours", "English"],
+)
+def test_a_panel_is_never_too_large_for_a_notebook(replayed, said, ended):
+    """A letter that is not ASCII takes several bytes. The least important parts are left out, the failure is not."""
+    size, code = 8, "%%horovod\n" + "\n".join(f"value_{line} = '{said[:300]}'" for line in range(400))
+    printed = b"".join(f"{line} {said}\n".encode() for line in range(60))
+    events = [Output("stdout", printed, time=2.0, rank=rank) for rank in range(size)]
+    for step in range(30):
+        for rank in range(size):
+            values = {f"metric {number}": step / (number + rank + 1) for number in range(12)}
+            events.append(Metrics(values, step, time=3.0 + step, rank=rank))
+    if ended:
+        events += [
+            RankFailed(NOW - 1, 1, Failure("exception", f"ValueError: {said}")),
+            RunFinished(NOW, "failed", "", 1),
+        ]
+    for warm in (False, True):
+        record = replayed(*events, size=size, code=code, warm=warm)
+        page = bundle(record, now=NOW, final=ended)["text/html"]
+        assert len(page.encode()) < 190_000
+        assert "59 " in Elements(page).text
+        if ended:
+            assert "rank 1 on node-1 failed: ValueError" in page
+            assert "not shown for lack of space: the cell and its options" in page
+    quick = replayed(Output("stdout", printed, time=2.0, rank=0), RunFinished(1_700_000_000.1, "finished"), warm=True)
+    assert len(bundle(quick, now=NOW, final=True)["text/html"].encode()) < 190_000
+
+
 # ── The code, and what it ran with ────────────────────────────────────────────
 
 CAPTURED = (

@@ -43,6 +43,11 @@ def enclosed(body: str, run_id: str = "") -> str:
     return _inliner()(f'<div class="sr-run mathjax_ignore tex2jax_ignore"{mark}>{body}</div>')
 
 
+def size_bytes(html: str) -> int:
+    """Return how many bytes a notebook takes for `html`. A letter that is not ASCII takes up to four."""
+    return len(html.encode("utf-8", "replace"))
+
+
 @functools.cache
 def _inliner() -> Callable[[str], str]:
     """Return the function that turns the rules of style.css into inline styles."""
