@@ -368,6 +368,13 @@ def test_of_any_other_run_the_panel_stays(replayed, events, fields):
     assert "sr-head" in page
 
 
+def test_the_plain_text_of_a_run_in_progress_says_when_it_was_drawn(replayed):
+    record = replayed(Output("stdout", b"hello\n", time=2.0, rank=0))
+    assert "\nsparkring: as of 2" in bundle(record, now=NOW, final=False)["text/plain"]
+    ended = replayed(Output("stdout", b"hello\n", time=2.0, rank=0), RunFinished(NOW, "failed"))
+    assert "as of" not in bundle(ended, now=NOW, final=True)["text/plain"]
+
+
 def test_a_quick_run_that_prints_much_says_where_the_rest_is(replayed):
     line = b"\x1b[31m<&>\x1b[0m" * 300
     for text, count in ((b"x", 250), (b"x", 2_000), (line, 200)):

@@ -119,6 +119,7 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
         return {"text/html": _quick(record), "text/plain": describe.last_lines(record) or describe.closing(record, now)}
     story = [chapter.line for chapter in attempts.story(record)[-restarts.ATTEMPTS_SHOWN :]]
     told = [*story, *reading.closing_words(record, now), *timelines.closing_words(record)]
+    told += [] if record.ended else [state.as_of(now)]
     plain = "\n".join([describe.short(record, now), *(f"sparkring: {line}" for line in told)])
     return {"text/html": panel(record, now=now, final=final), "text/plain": plain}
 
