@@ -208,11 +208,20 @@ def test_text_stays_text_in_an_exported_notebook(hostile, monkeypatch):
 
 def test_colours_become_spans_and_end_with_the_line():
     assert log_text("a\x1b[1mb\x1b[0mc") == 'a<span style="font-weight:bold">b</span>c'
-    assert log_text("\x1b[38;2;1;2;3mx\x1b[48;5;196my") == (
-        '<span style="color:#010203">x</span><span style="color:#010203;background:#ff0000">y</span>'
-    )
-    assert log_text("\x1b[38;5;9999999999mx") == '<span style="color:#eeeeee">x</span>'
+    assert log_text("\x1b[48;5;196m\x1b[38;2;1;2;3mx") == '<span style="background:#ff0000;color:#010203">x</span>'
     assert log_text("\x1b[38;2;1mx\x1b[99my\x1b[37mz") == "xyz"
+
+
+def test_every_colour_is_readable_on_light_and_on_dark_pages():
+    """Programs print white text for dark terminals, and black text for light ones."""
+    shown = [log_text(f"\x1b[38;5;{number}mx") for number in (*range(16, 256), 9_999_999_999)]
+    shown += [log_text(f"\x1b[38;2;{colour}mx") for colour in ("1;2;3", "255;255;255", "0;0;255", "255;255;0")]
+    for found in shown:
+        hexadecimal = re.match('<span style="color:#(......);color:color-mix', found)[1]
+        levels = [int(hexadecimal[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        light = [level / 12.92 if level <= 0.04 else ((level + 0.055) / 1.055) ** 2.4 for level in levels]
+        luminance = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+        assert min(1.05 / (luminance + 0.05), (luminance + 0.05) / 0.05) > 4.5, found
 
 
 def test_a_line_of_nothing_but_colours_stays_small():
