@@ -207,6 +207,7 @@ def test_what_ranks_show(ring):
 
         import matplotlib.pyplot as plt
         plt.plot([1, rank])
+        plt.title("rise")
         plt.show()
         plt.show()  # nothing is left to show
         from IPython.display import HTML, clear_output, display as theirs, update_display
@@ -222,7 +223,7 @@ def test_what_ranks_show(ring):
         without_ipython, plt.get_backend(), __import__("os").environ["MPLBACKEND"]
     """)
     assert result.values == [(True, "module://sparkring.worker.rank.figures", "Agg")] * 2
-    figure = "<Figure size 640x480 with 1 Axes>"
+    figure = "<Figure size 640x480 with 1 Axes: rise>"
     html = "<IPython.core.display.HTML object>"
     printed = ["before", "   a", "0  1", "1  2", "5", "'text'", "<HTML>", figure, html, html, "after"]
     printed.append("<Figure size 640x480 with 0 Axes>")

@@ -170,6 +170,27 @@ def test_an_output_that_is_scrolled_out_of_sight_and_back(page: Page) -> None:
     page.wait_for_function(f"({sent})() === 1")
 
 
+def test_forced_colours_keep_what_only_colours_show(browser: Browser) -> None:
+    """In high contrast, the browser removes backgrounds, and puts its own colours on <mark>."""
+    pages = {
+        name: browser.new_page(color_scheme="dark", forced_colors="active") for name in ("many", "failed", "running")
+    }
+    for name, page in pages.items():
+        begin(page, name, snapshot=messages(name))
+        page.evaluate("window.view(document.querySelector('#cell'))")
+        expect(page.locator(".sr-state")).to_be_visible()
+    shades = "(all) => new Set(all.map((each) => getComputedStyle(each).backgroundColor)).size"
+    expect(pages["many"].locator(".sr-many button").last).to_be_attached()
+    assert pages["many"].locator(".sr-many button").evaluate_all(shades) == 2
+    color = pages["failed"].locator(".sr-why mark").evaluate("(mark) => getComputedStyle(mark).color")
+    assert color == "rgb(255, 255, 255)"
+    assert pages["running"].locator(".sr-lanebar, .sr-lanebar span").evaluate_all(shades) == 2
+    widths = "(all) => all.map((each) => getComputedStyle(each).borderBottomWidth)"
+    assert sorted(pages["running"].get_by_role("tab").evaluate_all(widths))[-2:] == ["0px", "2px"]
+    for page in pages.values():
+        page.close()
+
+
 def test_each_frame_shows_only_its_own_run(page: Page) -> None:
     """Colab has a frame and a widget manager for each cell, so a message reaches only the frame of its widget."""
     page.set_content("<iframe srcdoc='<body></body>'></iframe><iframe srcdoc='<body></body>'></iframe>")

@@ -52,6 +52,36 @@ def test_equal_displays_are_shown_once(replayed: Callable[..., RunRecord]) -> No
     assert "sparkring: 5 outputs: /runs/a1b2/displays\n" in printed.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("mime_type", "data", "text", "expected"),
+    [
+        (
+            "text/html",
+            b"<h2>a &lt; b</h2>\n<p>c</p><script>x</script>",
+            "<IPython.core.display.HTML object>",
+            "a < b c",
+        ),
+        (
+            "text/html",
+            b"<script>x</script>",
+            "<IPython.core.display.HTML object>",
+            "<IPython.core.display.HTML object>",
+        ),
+        ("text/html", b"<table><td>1</table>", "   a\n0  1", "a"),
+        ("text/html", b"<b>done</b>", "<HTML>", "done"),
+        ("text/markdown", b"**bold**", "<IPython.core.display.Markdown object>", "**bold**"),
+        ("image/png", PNG, "<Figure size 640x480 with 1 Axes: loss>", "<Figure size 640x480 with 1 Axes: loss>"),
+    ],
+)
+def test_the_text_of_a_display_is_its_content(
+    replayed: Callable[..., RunRecord], mime_type: Any, data: bytes, text: str, expected: str
+) -> None:
+    display = Displayed(1, mime_type, data, text, len(data), time=1_700_000_002.0, rank=0)
+    found = displays.bundle(replayed(display))
+    assert found is not None
+    assert found["text/plain"] == f"[rank 0] {expected}"
+
+
 def test_updates_and_cleared_displays(replayed: Callable[..., RunRecord]) -> None:
     """An update replaces one display of its rank and attempt. A display that clears replaces all displays of a rank."""
     record = replayed(shown(0, 1, b"a"), shown(1, 1, b"x"), shown(0, 2, b"b"), shown(0, 1, b"c"))

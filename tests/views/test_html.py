@@ -208,11 +208,20 @@ def test_text_stays_text_in_an_exported_notebook(hostile, monkeypatch):
 
 def test_colours_become_spans_and_end_with_the_line():
     assert log_text("a\x1b[1mb\x1b[0mc") == 'a<span style="font-weight:bold">b</span>c'
-    assert log_text("\x1b[38;2;1;2;3mx\x1b[48;5;196my") == (
-        '<span style="color:#010203">x</span><span style="color:#010203;background:#ff0000">y</span>'
-    )
-    assert log_text("\x1b[38;5;9999999999mx") == '<span style="color:#eeeeee">x</span>'
+    assert log_text("\x1b[48;5;196m\x1b[38;2;1;2;3mx") == '<span style="background:#ff0000;color:#010203">x</span>'
     assert log_text("\x1b[38;2;1mx\x1b[99my\x1b[37mz") == "xyz"
+
+
+def test_every_colour_is_readable_on_light_and_on_dark_pages():
+    """Programs print white text for dark terminals, and black text for light ones."""
+    shown = [log_text(f"\x1b[38;5;{number}mx") for number in (*range(16, 256), 9_999_999_999)]
+    shown += [log_text(f"\x1b[38;2;{colour}mx") for colour in ("1;2;3", "255;255;255", "0;0;255", "255;255;0")]
+    for found in shown:
+        hexadecimal = re.match('<span style="color:#(......);color:color-mix', found)[1]
+        levels = [int(hexadecimal[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        light = [level / 12.92 if level <= 0.04 else ((level + 0.055) / 1.055) ** 2.4 for level in levels]
+        luminance = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+        assert min(1.05 / (luminance + 0.05), (luminance + 0.05) / 0.05) > 4.5, found
 
 
 def test_a_line_of_nothing_but_colours_stays_small():
@@ -368,6 +377,13 @@ def test_of_any_other_run_the_panel_stays(replayed, events, fields):
     assert "sr-head" in page
 
 
+def test_the_plain_text_of_a_run_in_progress_says_when_it_was_drawn(replayed):
+    record = replayed(Output("stdout", b"hello\n", time=2.0, rank=0))
+    assert "\nsparkring: as of 2" in bundle(record, now=NOW, final=False)["text/plain"]
+    ended = replayed(Output("stdout", b"hello\n", time=2.0, rank=0), RunFinished(NOW, "failed"))
+    assert "as of" not in bundle(ended, now=NOW, final=True)["text/plain"]
+
+
 def test_a_quick_run_that_prints_much_says_where_the_rest_is(replayed):
     line = b"\x1b[31m<&>\x1b[0m" * 300
     for text, count in ((b"x", 250), (b"x", 2_000), (line, 200)):
@@ -379,6 +395,38 @@ def test_a_quick_run_that_prints_much_says_where_the_rest_is(replayed):
         assert "earlier lines: /runs/a1b2/rank-N.log" in page
         assert len(page) < 190_000
         assert f"{count - 1} " in Elements(page).text
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "running"])
+@pytest.mark.parametrize(
+    "said",
+    ["日本語のテキスト" * 40, "\x1b[31m日\x1b[32m本\x1b[0m" * 15, "words " * 60],
+    ids=["Japanese", "colours", "English"],
+)
+def test_a_panel_is_never_too_large_for_a_notebook(replayed, said, ended):
+    """A letter that is not ASCII takes several bytes. The least important parts are left out, the failure is not."""
+    size, code = 8, "%%horovod\n" + "\n".join(f"value_{line} = '{said[:300]}'" for line in range(400))
+    printed = b"".join(f"{line} {said}\n".encode() for line in range(60))
+    events = [Output("stdout", printed, time=2.0, rank=rank) for rank in range(size)]
+    for step in range(30):
+        for rank in range(size):
+            values = {f"metric {number}": step / (number + rank + 1) for number in range(12)}
+            events.append(Metrics(values, step, time=3.0 + step, rank=rank))
+    if ended:
+        events += [
+            RankFailed(NOW - 1, 1, Failure("exception", f"ValueError: {said}")),
+            RunFinished(NOW, "failed", "", 1),
+        ]
+    for warm in (False, True):
+        record = replayed(*events, size=size, code=code, warm=warm)
+        page = bundle(record, now=NOW, final=ended)["text/html"]
+        assert len(page.encode()) < 190_000
+        assert "59 " in Elements(page).text
+        if ended:
+            assert "rank 1 on node-1 failed: ValueError" in page
+            assert "not shown for lack of space: the cell and its options" in page
+    quick = replayed(Output("stdout", printed, time=2.0, rank=0), RunFinished(1_700_000_000.1, "finished"), warm=True)
+    assert len(bundle(quick, now=NOW, final=True)["text/html"].encode()) < 190_000
 
 
 # ── The code, and what it ran with ────────────────────────────────────────────

@@ -152,6 +152,27 @@ def test_the_progress_line_has_the_gpus(replayed, terminal):
     assert " · 2 GPUs 60 %, 2.00 GB of 8.00 GB · " in terminal.getvalue()
 
 
+def test_wide_letters_do_not_wrap_the_progress_line(replayed, terminal, monkeypatch):
+    """Only the last line of the terminal can be cleared, so the rest of a wrapped line would stay."""
+    monkeypatch.setenv("COLUMNS", "40")
+    TerminalView(terminal).refresh(replayed(Metrics({"精度と損失の平均値": 0.5}, step=1, time=START, rank=0)))
+    shown = terminal.getvalue()
+    assert sum(2 if letter > "\u3000" else 1 for letter in shown) <= 39
+    assert "精度" in shown
+
+
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_a_terminal_without_colours_or_without_codes(replayed, terminal, monkeypatch, rewritten):
+    monkeypatch.setenv(*("NO_COLOR", "1") if rewritten else ("TERM", "dumb"))
+    view = TerminalView(terminal)
+    events = [Metrics({"loss": 0.5}, step=1, time=START, rank=0)]
+    view.refresh(replayed(*events))
+    view.refresh(replayed(*events, Output("stderr", b"\x1b[31mred\x1b[0m\n", time=START + 2, rank=1)))
+    assert "[1] red\n" in terminal.getvalue()
+    assert ("loss 0.5" in terminal.getvalue()) == rewritten
+    assert set(re.findall("\x1b.*?[a-zA-Z]", terminal.getvalue())) == ({"\x1b[K"} if rewritten else set())
+
+
 def test_a_narrow_encoding_does_not_end_the_run(replayed):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")

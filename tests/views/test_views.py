@@ -7,9 +7,9 @@ import pytest
 
 import sparkring.views as views
 from sparkring.capture.cell import CapturedName
-from sparkring.history.events import RunFinished
+from sparkring.history.events import Output, RunFinished
 from sparkring.runtime.kernel import tell
-from sparkring.views import html, panel
+from sparkring.views import html, panel, show_run
 from sparkring.views.html import HtmlView
 from sparkring.views.panel import PanelView
 from sparkring.views.tables import show_captured, show_table, table_html, table_text
@@ -147,3 +147,10 @@ def test_what_a_cell_takes_along(capsys):
         "x                 numpy.ndarray  1.20 MB  by value",
         "lock (used by f)  _thread.lock            cannot    it is a `_thread.lock`. Make it in the cell",
     ]
+
+
+def test_a_saved_run_is_text_where_the_user_wants_text(replayed, monkeypatch, capsys):
+    monkeypatch.setattr("sparkring.views.front_end.in_notebook", lambda: True)
+    monkeypatch.setenv("SPARKRING_VIEW", "text")
+    show_run(replayed(Output("stdout", b"hello\n", time=2.0, rank=0), RunFinished(1_700_000_060.0, "finished")))
+    assert capsys.readouterr().out.startswith("sparkring: 2 ranks finished")

@@ -11,7 +11,7 @@ import sys
 from sparkring.history.record import RunRecord
 from sparkring.history.view import Controls
 from sparkring.history.view import View as View
-from sparkring.runtime.kernel import in_notebook, write
+from sparkring.runtime.kernel import write
 from sparkring.views.front_end import shown as shown
 
 
@@ -57,8 +57,8 @@ def open_view(*, quiet: bool = False, controls: Controls | None = None, backgrou
 
 
 def show_run(record: RunRecord) -> None:
-    """Show the state of a run once."""
-    if in_notebook():
+    """Show the state of a run once. Raise OptionsError if SPARKRING_VIEW is not valid."""
+    if shown() != "text":
         from sparkring.views.html import show
 
         show(record)

@@ -87,11 +87,18 @@ def body_html(display: Displayed) -> str:
     return foreign.body_html(display)
 
 
+def words(display: Displayed) -> str:
+    """Return a display as text."""
+    from sparkring.views import foreign  # not at the top, as above
+
+    return foreign.words(display)
+
+
 def bundle(record: RunRecord) -> Bundle | None:
     """Return the output with all displays; None if there is nothing to show."""
     some = shown(record)
     parts = [_html(each) for each in some]
-    texts = [f"[{_who(each)}] {describe.first_line(each.display.text, 200)}" for each in some]
+    texts = [f"[{_who(each)}] {describe.first_line(words(each.display), 200)}" for each in some]
     notes = []
     if more := len(shared(record)) - len(some):
         notes.append(f"{describe.counted(more, 'more output')}: {folder(record)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import re
-from html import escape
+from html import escape, unescape
 
 import markdown_it
 import nh3
@@ -69,6 +69,19 @@ def body_html(display: Displayed) -> str:
             about = escape(shown(display.text))
             return f'<img src="data:{display.mime_type};base64,{data}" alt="{about}" style="max-width:100%">'
     return found if "<img" in found or re.search(r"\S", re.sub(r"<[^>]*>", "", found)) else _pre(display.text)
+
+
+def words(display: Displayed) -> str:
+    """Return a display as text. Where the rank's text only names a class of IPython, the content says more."""
+    if not _NAMES_A_CLASS.fullmatch(display.text) or display.mime_type.startswith("image/"):
+        return display.text
+    text = display.data.decode("utf-8", "replace")
+    if display.mime_type == "text/html":
+        text = unescape(re.sub(r"<[^>]*>", " ", body_html(display)))
+    return " ".join(text.split()) or display.text
+
+
+_NAMES_A_CLASS = re.compile(r"<IPython\.core\.display\.\w+ object>|<[\w/+, -]+>")
 
 
 def _pre(text: str) -> str:

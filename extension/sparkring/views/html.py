@@ -13,7 +13,7 @@ from sparkring.history import describe, lines, reading
 from sparkring.history.record import RunRecord
 from sparkring.views import attempts, timelines
 from sparkring.views.displays import Bundle, DisplaysView
-from sparkring.views.markup import enclosed, note
+from sparkring.views.markup import enclosed, note, size_bytes
 from sparkring.views.sections import (
     Form,
     checkpoints,
@@ -36,7 +36,10 @@ PAUSE_S = 0.2
 WARM_PAUSE_S = 0.1
 PAUSE_PER_WORK = 10  # drawing takes at most a tenth of the time, because the ranks may need the processor
 BYTES_PER_S = 500_000  # the largest rate at which bytes are sent to the browser
-PANEL_BYTES = 190_000
+PANEL_BYTES, SPARE_BYTES = 190_000, 100
+# The parts that are left out if a panel would be too large, the least important first. The notebook has the cell.
+LEFT_OUT = ("the cell and its options", "metrics by rank", "timeline", "data", "checkpoints", "attempts", "GPUs",
+            "lines", "metrics", "items")  # fmt: skip
 QUICK_LINES, QUICK_BYTES = 200, 120_000  # the most lines and bytes of a quick run's output that are shown
 
 
@@ -116,6 +119,7 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
         return {"text/html": _quick(record), "text/plain": describe.last_lines(record) or describe.closing(record, now)}
     story = [chapter.line for chapter in attempts.story(record)[-restarts.ATTEMPTS_SHOWN :]]
     told = [*story, *reading.closing_words(record, now), *timelines.closing_words(record)]
+    told += [] if record.ended else [state.as_of(now)]
     plain = "\n".join([describe.short(record, now), *(f"sparkring: {line}" for line in told)])
     return {"text/html": panel(record, now=now, final=final), "text/plain": plain}
 
@@ -125,7 +129,7 @@ def _quick(record: RunRecord) -> str:
     seen = lines.visible(record.recent, record.logs)
     every = lines.folded([line for line in seen if not lines.is_noise(line)])
     found = every[-QUICK_LINES:]
-    while len(said := log.pre(found)) > QUICK_BYTES:
+    while size_bytes(said := log.pre(found)) > QUICK_BYTES:
         found = found[len(found) // 2 :]
     cut = len(found) < len(every) or len(record.recent) < record.recent_count
     parts = [
@@ -140,25 +144,44 @@ def _quick(record: RunRecord) -> str:
 def panel(record: RunRecord, *, now: float, final: bool) -> str:
     """Return the run as one block of HTML of at most PANEL_BYTES. The order is that of the live panel and its tabs."""
     form: Form = "final" if final else "stacked"
-    parts = [
-        state.head_html(record, now),
-        state.progress_html(record, now),
-        failure.html(record, now, form),
-        ranks.html(record, now, form),
-        state.waiting_html(record),
-        state.notices_html(record, form),
-        stream.html(record, now, form),
-        search.html(record, now, form),
-        items.html(record, now, form),
-        metrics.html(record, now, form),
-        log.html(record, now, form),
-        shards.html(record, now, form),
-        checkpoints.html(record, now, form),
-        restarts.html(record, now, form),
-        timeline.html(record, now, form),
-        ranks.gpus_html(record),
-    ]
+    parts = {
+        "head": state.head_html(record, now),
+        "progress": state.progress_html(record, now),
+        "failure": failure.html(record, now, form),
+        "ranks": ranks.html(record, now, form),
+        "waiting": state.waiting_html(record),
+        "notices": state.notices_html(record, form),
+        "stream": stream.html(record, now, form),
+        "search": search.html(record, now, form),
+        "items": items.html(record, now, form),
+        "metrics": metrics.html(record, now, form),
+        "lines": log.html(record, now, form),
+        "data": shards.html(record, now, form),
+        "checkpoints": checkpoints.html(record, now, form),
+        "attempts": restarts.html(record, now, form),
+        "timeline": timeline.html(record, now, form),
+        "GPUs": ranks.gpus_html(record),
+    }
     if final:
-        parts += [metrics.by_rank_html(record), code.html(record, now, form)]
-        parts.append(log.by_rank_html(record, PANEL_BYTES - len(enclosed("".join(parts), record.run_id)) - 100))
-    return enclosed("".join(parts), record.run_id)
+        parts |= {
+            "metrics by rank": metrics.by_rank_html(record),
+            "the cell and its options": code.html(record, now, form),
+        }
+    page = _bounded(parts, record.run_id)
+    if final and (logs := log.by_rank_html(record, PANEL_BYTES - SPARE_BYTES - size_bytes(page))):
+        page = enclosed("".join(parts.values()) + logs, record.run_id)
+    return page
+
+
+def _bounded(parts: dict[str, str], run_id: str) -> str:
+    """Return the page with the `parts`. If it would be too large, replace parts with a note, the least important first.
+
+    The parts are changed in place.
+    """
+    left_out: list[str] = []
+    candidates = [name for name in LEFT_OUT if parts.get(name)]
+    while size_bytes(page := enclosed("".join(parts.values()), run_id)) > PANEL_BYTES - SPARE_BYTES and candidates:
+        left_out.append(candidates.pop(0))
+        parts[left_out[-1]] = ""
+        parts["left out"] = note(f"not shown for lack of space: {', '.join(left_out)}")
+    return page

@@ -43,6 +43,11 @@ def enclosed(body: str, run_id: str = "") -> str:
     return _inliner()(f'<div class="sr-run mathjax_ignore tex2jax_ignore"{mark}>{body}</div>')
 
 
+def size_bytes(html: str) -> int:
+    """Return how many bytes a notebook takes for `html`. A letter that is not ASCII takes up to four."""
+    return len(html.encode("utf-8", "replace"))
+
+
 @functools.cache
 def _inliner() -> Callable[[str], str]:
     """Return the function that turns the rules of style.css into inline styles."""
@@ -151,9 +156,11 @@ class Colours:
 
     def css(self) -> str:
         """Return CSS declarations for a style attribute. They contain no text from the codes except numbers."""
-        own = self._set.get("color") in _BASIC
-        found = ((name, value) for name, value in self._set.items() if value)
-        return ";".join(tint(value) if own and name == "color" else f"{name}:{value}" for name, value in found)
+        looks = {name: value for name, value in self._set.items() if value}
+        if "color" in looks and (looks["color"] in _BASIC or "background" not in looks):
+            looks["color"] = _readable(looks["color"])
+            return ";".join(tint(value) if name == "color" else f"{name}:{value}" for name, value in looks.items())
+        return ";".join(f"{name}:{value}" for name, value in looks.items())
 
     def apply(self, parameters: str) -> None:
         """Apply one SGR code. `parameters` is the text between `ESC [` and `m`."""
@@ -178,6 +185,24 @@ class Colours:
             elif code in (39, 49):
                 self._set.pop("color" if code == 39 else "background", None)
 
+
+@functools.cache
+def _readable(colour: str) -> str:
+    """Return a colour of the same hue that is readable on white and on black, since the page may be light or dark."""
+    if colour in _BASIC:
+        return colour
+    levels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    light = [level / 12.92 if level <= 0.04 else ((level + 0.055) / 1.055) ** 2.4 for level in levels]
+    luminance = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+    if luminance > _MEDIUM:
+        light = [each * _MEDIUM / luminance for each in light]
+    else:
+        light = [each + (1 - each) * (_MEDIUM - luminance) / (1 - luminance) for each in light]
+    levels = [each * 12.92 if each <= 0.003 else 1.055 * each ** (1 / 2.4) - 0.055 for each in light]
+    return "#" + "".join(f"{round(255 * level):02x}" for level in levels)
+
+
+_MEDIUM = 0.18  # the relative luminance whose contrast with white and with black is the same, about 4.6
 
 _WEIGHTS = {
     1: ("font-weight", "bold"),

@@ -57,11 +57,11 @@ def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return `rows` as text in aligned columns. Columns of numbers or sizes are aligned to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     right = _numeric(cells, len(headers))
-    widths = [max(map(_width, column)) for column in zip(headers, *cells, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(headers, *cells, strict=True)]
     lines = []
     for row in [headers, ["─" * width for width in widths], *cells]:
         padded = [
-            " " * (width - _width(cell)) + cell if to_right else cell + " " * (width - _width(cell))
+            " " * (width - width_of(cell)) + cell if to_right else cell + " " * (width - width_of(cell))
             for cell, width, to_right in zip(row, widths, right, strict=True)
         ]
         lines.append("  ".join(padded).rstrip())
@@ -107,7 +107,7 @@ def _numeric(rows: Sequence[Sequence[str]], columns: int) -> list[bool]:
     return [bool(cells) and all(_AMOUNT.fullmatch(cell) for cell in cells) for cells in filled]
 
 
-def _width(shown: str) -> int:
+def width_of(shown: str) -> int:
     """Return the width of a string in columns of a terminal.
 
     A wide East Asian character takes two columns, and an accent takes none.

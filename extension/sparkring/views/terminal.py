@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from sparkring.history.lines import Blocks, Shared, coloured, folded_blocks, is_
 from sparkring.history.record import Attempt, Checkpoint, RunRecord
 from sparkring.runtime.kernel import write
 from sparkring.views import attempts, checkpoints, displays, timelines
+from sparkring.views.tables import width_of
 
 PROGRESS_EVERY_S = 0.2
 TRACEBACK_WITHIN_S = 0.5  # an unfinished traceback is printed if no new line arrives during this time
@@ -24,14 +26,17 @@ _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 class TerminalView:
     """Prints lines as they arrive. On a terminal, the lines are in colour, and the last line shows the run's progress.
 
+    With NO_COLOR (https://no-color.org), there are no colours. A terminal that calls itself dumb, such as the shell of
+    Emacs, would show the codes for colours and for the progress line as text, so it gets neither.
     Background runs pass `progress=False`, since their progress line would overwrite the prompt.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic, progress: bool = True) -> None:
         self._stream = stream
         self._clock = clock
-        self._is_terminal = stream.isatty()
-        self._shows_progress = progress and self._is_terminal
+        is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._has_colours = is_terminal and not os.environ.get("NO_COLOR")
+        self._shows_progress = progress and is_terminal
         self._lines = 0
         self._blocks = Blocks()
         self._heard = 0.0
@@ -89,7 +94,7 @@ class TerminalView:
 
     def _line(self, shared: Shared) -> str:
         line, tag = shared.line, f"[{describe.rank_numbers(shared.ranks)}]"
-        if not self._is_terminal:
+        if not self._has_colours:
             return f"{tag} {plain(line.text)}"
         said = "".join(f"\x1b[{code}m{piece}" if code else piece for code, piece in coloured(line.text))
         colour = _RANK_COLOURS[line.rank % len(_RANK_COLOURS)]
@@ -126,7 +131,14 @@ class TerminalView:
         words += describe.metric_words(record, 4)
         words += [describe.gpu_words(record.gpus), describe.duration(int(describe.elapsed_s(record, now)))]
         self._progress_due = began + max(PROGRESS_EVERY_S, 10 * (self._clock() - began))
-        return plain(describe.dotted(*words))[: shutil.get_terminal_size().columns - 1]
+        return _cut(plain(describe.dotted(*words)), shutil.get_terminal_size().columns - 1)
+
+
+def _cut(line: str, columns: int) -> str:
+    """Return the beginning of `line` that fits into so many columns. A longer line could not be cleared."""
+    while width_of(line) > columns:
+        line = line[:-1]
+    return line
 
 
 def _see(path: str) -> str:

@@ -8,11 +8,22 @@ from sparkring.history import describe, lines
 from sparkring.history.describe import counted
 from sparkring.history.lines import Shared
 from sparkring.history.record import LogLine, RankRecord, RunRecord
-from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS, details, enclosed, log_text, scrolled, text, tint
+from sparkring.views.markup import (
+    AMBER,
+    BLUE,
+    RANK_COLOURS,
+    details,
+    enclosed,
+    log_text,
+    scrolled,
+    size_bytes,
+    text,
+    tint,
+)
 from sparkring.views.sections import Form
 
 RANK_BYTES = 2_000  # if less space than this is left for the log of a rank, the log is left out
-LOG_LINES = 30
+LOG_LINES, LOG_BYTES = 30, 90_000
 LINE_CHARACTERS = 600
 LINE_BYTES = 90  # an estimate of how many bytes of HTML block() adds to a line
 _SIGNS = {
@@ -29,7 +40,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     some = seen[-LOG_LINES * max(10, record.size) :]  # each rank may have printed each line
     last = [line for line in some if not lines.is_noise(line)]
     found = lines.folded(last)[-LOG_LINES:] + lines.folded([] if final else lines.pending(record))
-    return box(pre(found), final=final) + noise_html(seen)
+    return box(fitting(found, LOG_BYTES), final=final) + noise_html(seen)
 
 
 def box(shown: str, *, final: bool) -> str:
@@ -44,6 +55,13 @@ def noise_html(seen: Sequence[LogLine]) -> str:
     noise = [line for line in seen if lines.is_noise(line)]
     title = f"TensorFlow's start-up ({counted(len(noise), 'line')})"
     return details(title, scrolled(pre(lines.folded(noise[-100:])), title))
+
+
+def fitting(found: Sequence[Shared], budget: int) -> str:
+    """Return as many of the last lines as fit into `budget` bytes, at least one of them; see pre()."""
+    while size_bytes(said := pre(found)) > budget and found[1:]:
+        found = found[(len(found) + 1) // 2 :]
+    return said
 
 
 def pre(found: Sequence[Shared]) -> str:
@@ -96,7 +114,7 @@ def by_rank_html(record: RunRecord, budget: int) -> str:
     for count, rank in enumerate(talkative):
         fair = max(RANK_BYTES, budget // (len(talkative) - count) - LINE_CHARACTERS)
         part = _log_of(rank, fair) if budget > RANK_BYTES + LINE_CHARACTERS else ""
-        taken = len(enclosed(part))  # the size with inline styles, as the notebook saves it
+        taken = size_bytes(enclosed(part))  # the size with inline styles, as the notebook saves it
         if part and taken <= budget:
             budget -= taken
             parts[rank.rank] = part
@@ -115,7 +133,7 @@ def _log_of(rank: RankRecord, budget: int) -> str:
     shown: list[str] = []
     for line in reversed(lines.in_lines(rank.tail)):
         shown.append(line_html(line))
-        budget -= len(shown[-1]) + LINE_BYTES
+        budget -= size_bytes(shown[-1]) + LINE_BYTES
         if budget < 0:
             break
     whole = counted(rank.line_count, "line")

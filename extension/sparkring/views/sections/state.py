@@ -14,16 +14,18 @@ def head_html(record: RunRecord, now: float) -> str:
     """Return the title line, with the run's state, title, ranks, framework, and time so far."""
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
-    if record.ended:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
-    else:  # the view may be all that is left of the run
-        when = time.strftime("as of %Y-%m-%d %H:%M:%S, not updated since", time.localtime(now))
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)) if record.ended else as_of(now)
     facts = [*describe.facts(record), describe.took(record, now), when]
     said = text(" · ".join(facts))
     return (
         f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
         f'<span class="sr-title">{text(describe.first_line(record.title, 120))}</span> <small>{said}</small></div>'
     )
+
+
+def as_of(now: float) -> str:
+    """Say when the state of a run was drawn that has not ended. The saved view may be all that is left of the run."""
+    return time.strftime("as of %Y-%m-%d %H:%M:%S, not updated since", time.localtime(now))
 
 
 def waiting_html(record: RunRecord) -> str:

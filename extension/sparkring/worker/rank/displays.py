@@ -162,6 +162,7 @@ def _bundle(value: object, include: Collection[str] | None) -> dict[str, Any]:
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     if figure is not None and isinstance(value, figure):
         found["image/png"] = png(value)
+        found["text/plain"] = _titled(found["text/plain"], value)
         return found
     bundle = _call(value, "_repr_mimebundle_", include=include, exclude=None)
     if isinstance(bundle, Mapping):
@@ -181,6 +182,17 @@ def png(figure: Any) -> bytes:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=figure.dpi, bbox_inches="tight")
     return picture.getvalue()
+
+
+def _titled(text: str, figure: Any) -> str:
+    """Return the repr of a matplotlib figure with the figure's titles: `<Figure size 640x480 with 1 Axes: loss>`.
+
+    It becomes the alt text of the picture.
+    """
+    titles = [figure.get_suptitle()] if hasattr(figure, "get_suptitle") else []  # since matplotlib 3.8
+    titles += [axes.get_title() for axes in figure.axes]
+    told = "; ".join(dict.fromkeys(" ".join(title.split()) for title in titles if title.strip()))
+    return f"{text[:-1]}: {told}>" if told and text.endswith(">") else text
 
 
 def _call(value: object, method: str, **arguments: Any) -> Any:
