@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import types
+from typing import Any
 
 from sparkring.compat import horovod_autograph, horovod_keras_3
 from sparkring.errors import SparkringError
@@ -29,6 +30,8 @@ def prepare() -> None:
         when_imported(f"{package}.accelerators.cpu", _count_ranks_as_devices)
         when_imported(f"{package}.strategies.launchers.multiprocessing", _refuse_spawned_ranks)
     when_imported("torch.distributed.launcher.api", _refuse_elastic_launches)
+    for package in ("keras", "tf_keras"):
+        when_imported(f"{package}.src.callbacks", _send_histories_without_model)
 
 
 def _start_no_notification_service(module: types.ModuleType) -> None:
@@ -38,6 +41,19 @@ def _start_no_notification_service(module: types.ModuleType) -> None:
     anything that is signed with its key, which it sends to the rendezvous in clear text.
     """
     module.notification_manager.init = lambda *args, **kwargs: None
+
+
+def _send_histories_without_model(module: types.ModuleType) -> None:
+    """Leave the model out when the History that Keras' fit() returns is pickled, as the value of a cell is.
+
+    The notebook needs the losses. A model whose optimizer Horovod wraps could not be rebuilt there, and the run would
+    fail after the training.
+    """
+
+    def state(self: Any) -> dict[str, Any]:
+        return {name: None if name in ("model", "_model") else value for name, value in vars(self).items()}
+
+    module.History.__getstate__ = state
 
 
 def _count_ranks_as_devices(module: types.ModuleType) -> None:
