@@ -167,6 +167,17 @@ def test_the_mean_of_ranks_that_report_in_turns_does_not_jump(replayed):
     assert curve.last == 0.5
 
 
+def test_values_between_the_reports_of_a_rank_are_interpolated(replayed):
+    """The ranks report at different steps, as Keras' fit() does. Neither the mean nor a rank's line has stairs."""
+    told = [(0, 1, 4.0), (1, 1, 6.0), (1, 2, 5.0), (0, 3, 2.0), (1, 4, 3.0), (0, 5, 0.0), (1, 5, 3.0)]
+    reports = [Metrics({"loss": value}, step=step, time=float(step), rank=rank) for rank, step, value in told]
+    record = replayed(*reports, RankFinished(6.0, 0, ""), RankFinished(6.0, 1, ""))
+    [[curve]] = metrics.curves(record, metrics.table(record))
+    assert curve.ranks[0] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0), (5, 0.0)]
+    assert curve.ranks[1] == [(1, 6.0), (2, 5.0), (3, 4.0), (4, 3.0), (5, 3.0)]
+    assert [point.value.mean for point in curve.points] == [5.0, 4.0, 3.0, 2.0, 1.5]
+
+
 def test_the_last_mean_covers_ranks_that_have_reported_other_steps(replayed):
     """Rank 1 has no report at the last step that both ranks have reached, but it has reports before and after it."""
     told = [Metrics({"loss": 1 / step}, step=step, time=step, rank=0) for step in (7, 14, 21)]

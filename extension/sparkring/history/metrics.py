@@ -555,10 +555,16 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
 def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ()) -> tuple[tuple[Point, ...], _Lines]:
     """Return a point for every `stride` neighbouring measurements, and the points of each rank's own line.
 
-    If a rank has none of these measurements, its previous point is used. The ranks `going` have reports beyond these
-    measurements, so they count until the last of them.
+    If a rank has none of these measurements, its value is interpolated. After its last measurement, this value is used.
+    The ranks `going` have reports beyond these measurements, so they count until the last of them.
     """
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
+    gaps = any(len(each.by_rank) < len(last) for each in measured)
+    measurements: _Lines = {rank: [] for rank in last}
+    for each in measured if gaps else ():
+        for rank, number in each.by_rank.items():
+            measurements[rank].append((each.x, number))
+    seen = Counter[int]()
     points: list[Point] = []
     by_rank: _Lines = {}
     for begin in range(0, len(measured), stride):
@@ -567,10 +573,12 @@ def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ())
         for each in some:
             for rank, number in each.by_rank.items():
                 values.setdefault(rank, []).append(number)
-        for rank, before in by_rank.items():
+        for rank in by_rank:
             there = rank in going or last[rank] >= min(begin, STILL_THERE * len(measured))
             if rank not in values and there:
-                values[rank] = [before[-1][1]]
+                values[rank] = [_between(measurements[rank][seen[rank] - 1 : seen[rank] + 1], x)]
+        for each in some if gaps else ():
+            seen.update(each.by_rank.keys())
         means = {rank: mean(found) for rank, found in values.items()}
         low = min((min(found), rank) for rank, found in values.items())
         high = max((max(found), rank) for rank, found in values.items())
@@ -578,6 +586,13 @@ def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ())
         for rank, number in means.items():
             by_rank.setdefault(rank, []).append((x, number))
     return tuple(points), by_rank
+
+
+def _between(neighbours: list[tuple[float, float]], x: float) -> float:
+    """Return the value at `x`, interpolated between two points; the value of the first point if it has no neighbour."""
+    (begin, before), (end, after) = neighbours[0], neighbours[-1]
+    share = (x - begin) / (end - begin) if end > begin else 0.0
+    return before * (1 - share) + after * share
 
 
 def marks(record: RunRecord, found: Table) -> list[Mark]:
