@@ -288,6 +288,20 @@ def test_a_report_without_totals_changes_neither_the_progress_nor_the_time_left(
     assert (later.fraction, later.left_s) == (0.5, pytest.approx(20.0, rel=0.1))
 
 
+def test_after_a_restart_the_progress_waits_for_all_ranks(replayed):
+    """If one rank starts slowly, the progress of the other one alone would go back later."""
+    before = [AttemptStarted(0.0, 1, 2), *steps(1, 10, steps=40), *steps(1, 10, 1, steps=40)]
+    lost = [AttemptEnded(20.0, 1, "lost", 1), AttemptStarted(30.0, 2, 2, "8", 8)]
+    lost += [RankStarted(31.0, rank, "node", 5000 + rank) for rank in (0, 1)]
+    record = replayed(*before, *lost, *steps(9, 20, 0, 30.0, steps=40))
+    assert progress.slowest(record, 50.0) is None
+    record = replayed(*before, *lost, *steps(9, 20, 0, 30.0, steps=40), *steps(9, 12, 1, 40.0, steps=40))
+    found = progress.slowest(record, 52.0)
+    assert (found.rank, found.step) == (1, 12)
+    alone = replayed(AttemptStarted(0.0, 1, 2), *steps(1, 10), *lost, *steps(9, 20, 0, 30.0))
+    assert progress.slowest(alone, 50.0).step == 20, "rank 1 has never reported anything"
+
+
 def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
     """Ranks that have finished or are in a later epoch do not affect the progress. Only the current attempt counts."""
     told = [

@@ -169,10 +169,12 @@ class _Course:
 def slowest(record: RunRecord, now: float) -> Progress | None:
     """Return the progress of the slowest rank that reports epochs or steps; None if no rank reports any.
 
-    Ranks that have finished are left out, unless all ranks that report epochs or steps have finished.
+    Ranks that have finished are left out, unless all ranks that report epochs or steps have finished. After a restart,
+    the progress is not known until all ranks that reported some before it have done so again.
     """
     courses = _courses(record)
-    if not courses:
+    awaited = _reported_before(record) - courses.keys()
+    if not courses or any(rank.rank in awaited and rank.state == "running" for rank in record.taking_part):
         return None
     finished = [rank.rank for rank in record.taking_part if rank.state == "finished"]
     going = {rank: course for rank, course in courses.items() if rank not in finished}
@@ -212,6 +214,13 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
             course = found[metrics.rank] = _Course(lap, metrics, done, metrics, done, metrics.time)
         course.reported(metrics, first)
     return found
+
+
+@remembered("metrics", "attempts")
+def _reported_before(record: RunRecord) -> set[int]:
+    """Return the ranks that reported epochs or steps before the last restart."""
+    restarted = max(restarts_of(record), default=-math.inf)
+    return {m.rank for m in record.metrics if m.time < restarted and (m.epoch is not None or m.step is not None)}
 
 
 def places(record: RunRecord) -> dict[int, Metrics]:
