@@ -38,7 +38,8 @@ export class InputRow {
       this.field.setAttribute("aria-label", `Answer to rank ${first.rank}`);
     }
     const more = asks.length > 1 ? ` (${asks.length - 1} more waiting)` : "";
-    put(this.prompt, `rank ${first.rank} asks${more}: ${first.prompt}`);
+    const where = answers ? "" : " (answer in the field below)";
+    put(this.prompt, `rank ${first.rank} asks${more}: ${first.prompt}${where}`);
     this.form.hidden = !answers;
   }
 
