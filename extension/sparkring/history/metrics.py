@@ -482,7 +482,8 @@ def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metric
     numbers = {place: number for number, place in enumerate(sorted({place_of(*row) for row in rows}))}
     if found.by == "epoch" and not found.laps:
         numbers = {place: place[0] - 1 for place in numbers}  # the run may have continued in a later epoch
-    sizes, reached = dict[int, int](), dict[tuple[int, tuple[int, ...]], int]()  # an epoch's steps, by rank; and so far
+    sizes = dict[int, int]()  # each rank's number of steps in an epoch
+    reached = dict[tuple[int, tuple[int, ...]], int]()  # each rank's last step in each place
     steps: dict[tuple[int, ...], list[tuple[int, int, int, Metrics, dict[str, float]]]] = {}
     for (attempt, lap, at), metrics, values in _shared(record, found.by):
         place, rank, step, size = place_of(attempt, lap, at), metrics.rank, metrics.step, metrics.steps or 0
@@ -497,7 +498,7 @@ def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metric
     last, end = -1, 0
     for place in sorted(steps):
         those = [step for _, step, _, _, _ in steps[place]]
-        begin = end if min(those) <= last else 0  # otherwise, the user counts the steps over all epochs
+        begin = end if min(those) <= last else 0  # if steps do not start over, they are counted over all epochs
         for attempt, step, size, metrics, values in steps[place]:
             yield attempt, step + (numbers[place] * size if size and found.by == "epoch" else begin), metrics, values
         last, end = max(those), begin + max(those) + (min(those) == 0)
@@ -555,8 +556,8 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
 def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ()) -> tuple[tuple[Point, ...], _Lines]:
     """Return a point for every `stride` neighbouring measurements, and the points of each rank's own line.
 
-    If a rank has none of these measurements, its value is interpolated. After its last measurement, this value is used.
-    The ranks `going` have reports beyond these measurements, so they count until the last of them.
+    If a rank has none of these measurements, its value is interpolated. After a rank's last measurement, the value of
+    that measurement is used. Ranks in `going` have later reports, so they are included up to the last measurement.
     """
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
     gaps = any(len(each.by_rank) < len(last) for each in measured)
@@ -589,7 +590,7 @@ def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ())
 
 
 def _between(neighbours: list[tuple[float, float]], x: float) -> float:
-    """Return the value at `x`, interpolated between two points; the value of the first point if it has no neighbour."""
+    """Return the value at `x`, interpolated between two points. If there is only one point, return its value."""
     (begin, before), (end, after) = neighbours[0], neighbours[-1]
     share = (x - begin) / (end - begin) if end > begin else 0.0
     return before * (1 - share) + after * share

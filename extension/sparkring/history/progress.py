@@ -53,7 +53,7 @@ class Pace(NamedTuple):
     lap: int = 1
 
     def rate_until(self, time: float) -> float | None:
-        """Return the rate of a rank that has not reported anything new until `time`."""
+        """Return the rank's rate at `time`, if the rank has reported nothing new since `ended`."""
         measured = self.ended - self.began
         if self.rate is None or time - self.ended <= max(PACE_S, measured):
             return self.rate
@@ -96,7 +96,7 @@ class _Course:
     recent: deque[tuple[float, int]] = field(default_factory=deque)
 
     def adds(self, metrics: Metrics) -> bool:
-        """Whether a report in the same lap tells where the rank is. Some only add values to what is known already."""
+        """Return whether a report in the same lap says where the rank is. Some only give more values for a place."""
         at = self.newest
         if metrics.ends_epoch or not self.detailed:
             return True
@@ -121,7 +121,7 @@ class _Course:
         )
 
     def advanced(self, metrics: Metrics, done: float | None) -> None:
-        """Note a report of the same lap, by which the fraction `done` of the run is complete."""
+        """Note a report of the same lap. `done` is the completed fraction of the run at this report."""
         if self.oldest_done is None and done is not None:  # the first report with totals
             self.oldest, self.oldest_done, self.since, self.advances = metrics, done, metrics.time, 0
         elif done != self.newest_done:
@@ -241,7 +241,7 @@ def lags(record: RunRecord) -> list[Lag]:
     """
     found = {rank: pace for rank, pace in paces(record).items() if record.ranks[rank].state == "running"}
     laps = sorted(pace.lap for pace in found.values())
-    # How many steps an earlier lap had is not known, so only ranks in the same lap are compared.
+    # The number of steps in earlier laps is not known, so only ranks in the same lap are compared.
     found = {rank: pace for rank, pace in found.items() if pace.lap == laps[len(laps) // 2]}
     known = {rank: pace.steps for rank, pace in found.items() if pace.steps is not None}
     if len(known) < 2:
@@ -253,7 +253,7 @@ def lags(record: RunRecord) -> list[Lag]:
     newest = max(pace.ended for pace in found.values())
     rates = {rank: pace.rate_until(newest) for rank, pace in found.items()}
     typical = statistics.median([rate for rate in rates.values() if rate is not None] or [0.0])
-    # The others may only have made a report that this rank is about to make, too.
+    # The other ranks may be ahead by only one report, which this rank is about to make.
     between = statistics.median_high(found[rank].between for rank in known)
     behind = []
     for rank, steps in known.items():

@@ -388,7 +388,7 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     # Some ranks' reports for a step may be in the older half, and other ranks' reports in the newer half, which is kept
     # whole. Such a step is kept in the older half, too.
     split = {*places[half : half + 2 * len({each.rank for each in older})]}
-    # A rank that has stopped reporting must not seem to go back.
+    # Each rank's last report is kept, so that a rank that has stopped reporting does not seem to go back.
     last = {each.rank: each for each in metrics}
     keep = (
         (each.ends_epoch and not many_ends) or at in split or numbers[at] % 2 == 0 or each is last[each.rank]

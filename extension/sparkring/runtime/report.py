@@ -72,8 +72,8 @@ def log(
 
     Values are numbers or objects with a single number (a 0-d array or tensor). For the progress bar, `steps` is the
     number of steps in an epoch, and `epochs` is the number of epochs. `step` can be counted within the epoch or over
-    all epochs. In callbacks of Keras' fit, `epoch` can be counted from 0, as Keras does, or from 1. Raises TypeError if
-    a value is not a number.
+    all epochs. In callbacks of Keras' fit, `epoch` can be counted from 0, as Keras does, or from 1. Raises TypeError
+    for any other value.
     """
     if not isinstance(values, Mapping | None):
         raise TypeError(f"log() takes metrics as a dict or as keyword arguments, not {short_repr(values)}.")
@@ -82,7 +82,7 @@ def log(
         step = _step if step is None and epoch is None else step
         number = _count(epoch)
         if number is not None and number + 1 == _epoch:
-            number = _epoch  # the user counts epochs from 0, but Keras' own reports count them from 1
+            number = _epoch  # the user counts epochs from 0, but sparkring's reports for Keras count them from 1
         tell(Metrics(checked, _count(step), number, _count(steps), _count(epochs)))
 
 

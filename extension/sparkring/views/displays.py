@@ -89,7 +89,7 @@ def body_html(display: Displayed) -> str:
 
 def words(display: Displayed) -> str:
     """Return a display as text."""
-    from sparkring.views import foreign  # not at the top, as above
+    from sparkring.views import foreign  # imported here for the reason given above
 
     return foreign.words(display)
 

@@ -72,7 +72,7 @@ def body_html(display: Displayed) -> str:
 
 
 def words(display: Displayed) -> str:
-    """Return a display as text. Where the rank's text only names a class of IPython, the content says more."""
+    """Return a display as text. If the rank's text only names a class, such as one of IPython's, return the content."""
     if not _NAMES_A_CLASS.fullmatch(display.text) or display.mime_type.startswith("image/"):
         return display.text
     text = display.data.decode("utf-8", "replace")

@@ -37,7 +37,8 @@ WARM_PAUSE_S = 0.1
 PAUSE_PER_WORK = 10  # drawing takes at most a tenth of the time, because the ranks may need the processor
 BYTES_PER_S = 500_000  # the largest rate at which bytes are sent to the browser
 PANEL_BYTES, SPARE_BYTES = 190_000, 100
-# The parts that are left out if a panel would be too large, the least important first. The notebook has the cell.
+# The parts that are left out if a panel would be too large, the least important first. The cell comes first, since the
+# notebook has it, too.
 LEFT_OUT = ("the cell and its options", "metrics by rank", "timeline", "data", "checkpoints", "attempts", "GPUs",
             "lines", "metrics", "items")  # fmt: skip
 QUICK_LINES, QUICK_BYTES = 200, 120_000  # the most lines and bytes of a quick run's output that are shown

@@ -44,7 +44,7 @@ def enclosed(body: str, run_id: str = "") -> str:
 
 
 def size_bytes(html: str) -> int:
-    """Return how many bytes a notebook takes for `html`. A letter that is not ASCII takes up to four."""
+    """Return how many bytes `html` takes in a notebook. A character that is not ASCII takes up to four."""
     return len(html.encode("utf-8", "replace"))
 
 

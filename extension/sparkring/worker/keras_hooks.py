@@ -118,7 +118,7 @@ def _callback(module: types.ModuleType) -> Any:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             values, epochs = report.numbers(logs), self.params.get("epochs")
             report.tell(Metrics(values, epoch=epoch + 1, epochs=epochs, ends_epoch=True))
-            report.in_epoch(epoch + 2)  # the user's callbacks hear of the beginning of an epoch before this one does
+            report.in_epoch(epoch + 2)  # at the beginning of an epoch, the user's callbacks come first
 
         def on_train_end(self, logs: Any = None) -> None:
             if 0 < self._epoch < (self.params.get("epochs") or 0):  # stopped early: no epochs are left

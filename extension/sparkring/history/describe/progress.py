@@ -96,7 +96,7 @@ def last_lines(record: RunRecord) -> str:
 def progress_words(found: Progress, *, running: bool = True, lags: bool = False) -> str:
     """Describe the slowest rank's progress: `1 of 2 ranks finished · epoch 2 of 3 · step 4 of 9 · 34 % · 12 s left`.
 
-    If some rank `lags` behind, the rank that the words are about is named.
+    If `lags` is true, some rank is behind, and the text names the slowest rank.
     """
     words = [f"{found.finished:,} of {counted(found.size, 'rank')} finished"] if 0 < found.finished < found.size else []
     for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):

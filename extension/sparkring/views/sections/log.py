@@ -58,7 +58,7 @@ def noise_html(seen: Sequence[LogLine]) -> str:
 
 
 def fitting(found: Sequence[Shared], budget: int) -> str:
-    """Return as many of the last lines as fit into `budget` bytes, at least one of them; see pre()."""
+    """Return the last lines that fit into `budget` bytes, but at least one. Lines are dropped by halves. See pre()."""
     while size_bytes(said := pre(found)) > budget and found[1:]:
         found = found[(len(found) + 1) // 2 :]
     return said

@@ -87,7 +87,7 @@ def by_rank_html(record: RunRecord) -> str:
 
 
 def _differ(values: Iterable[float]) -> bool:
-    """Whether the ranks' values of a metric differ. If only some are finite, the table says which."""
+    """Whether the ranks' values of a metric differ. They also differ if only some of them are finite."""
     found = list(values)
     return metrics.spread(found).differs or len({math.isfinite(value) for value in found}) > 1
 

@@ -24,7 +24,10 @@ def head_html(record: RunRecord, now: float) -> str:
 
 
 def as_of(now: float) -> str:
-    """Say when the state of a run was drawn that has not ended. The saved view may be all that is left of the run."""
+    """Return the time at which the state of a run that has not ended was drawn.
+
+    The saved view may be all that is left of the run.
+    """
     return time.strftime("as of %Y-%m-%d %H:%M:%S, not updated since", time.localtime(now))
 
 

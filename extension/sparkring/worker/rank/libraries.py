@@ -44,7 +44,7 @@ def _start_no_notification_service(module: types.ModuleType) -> None:
 
 
 def _send_histories_without_model(module: types.ModuleType) -> None:
-    """Leave the model out when the History that Keras' fit() returns is pickled, as the value of a cell is.
+    """Leave out the model when the History of Keras' fit() is pickled, for example as the value of a cell.
 
     The notebook needs the losses. A model whose optimizer Horovod wraps could not be rebuilt there, and the run would
     fail after the training.
@@ -73,7 +73,7 @@ def _count_ranks_as_devices(module: types.ModuleType) -> None:
 
 
 def _refuse_elastic_launches(module: types.ModuleType) -> None:
-    """Refuse what Accelerate's notebook_launcher() would do: start ranks from a rank, with torch's elastic launch."""
+    """Refuse to start ranks from a rank with torch's elastic launch, as Accelerate's notebook_launcher() does."""
     _refuse_on_a_ring(
         getattr(module, "elastic_launch", None),
         "__call__",
@@ -82,7 +82,7 @@ def _refuse_elastic_launches(module: types.ModuleType) -> None:
 
 
 def _refuse_spawned_ranks(module: types.ModuleType) -> None:
-    """Refuse what Lightning's strategies "ddp_notebook" and "ddp_spawn" do: start ranks from a rank."""
+    """Refuse to start ranks from a rank, as Lightning's strategies "ddp_notebook" and "ddp_spawn" do."""
     _refuse_on_a_ring(
         getattr(module, "_MultiProcessingLauncher", None),
         "launch",
