@@ -4,6 +4,7 @@ import math
 import pytest
 
 from sparkring.history import describe, metrics, progress
+from sparkring.history.curves import CURVE_POINTS, MARKED_PLACES, curve_axis, curves_of, marks_of, other_axes
 from sparkring.history.events import (
     AttemptEnded,
     AttemptStarted,
@@ -81,11 +82,11 @@ def test_only_steps_that_a_restart_made_again_say_so(replayed):
 def test_a_curve_goes_on_where_a_restart_did(replayed):
     record = restarted(replayed)
     table = metrics.table(record)
-    [[curve]] = metrics.curves(record, table)
-    assert metrics.curve_axis(record, table) == "step"
+    [[curve]] = curves_of(record, table)
+    assert curve_axis(record, table) == "step"
     assert [point.x for point in curve.points] == [*range(1, 21)]
     assert [[point.x for point in line] for line in curve.undone] == [[9, 10]]
-    assert metrics.marks(record, table) == [
+    assert marks_of(record, table) == [
         (4, "checkpoint"), (8, "checkpoint"), (9, "restart"), (12, "checkpoint"), (16, "checkpoint"),
         (20, "checkpoint"),
     ]  # fmt: skip
@@ -116,19 +117,19 @@ def test_time_never_runs_backwards_along_a_curve(replayed):
 def test_checkpoints_by_epoch_are_marked_by_when_they_were_saved(replayed):
     saved = [CheckpointSaved("/ck", str(at), 777, 9, kind="keras", time=at, rank=0) for at in (20.0, 35.0, 99.0)]
     record = replayed(*epochs(0, 4), *saved)
-    assert metrics.marks(record, metrics.table(record)) == [(2, "checkpoint"), (3.5, "checkpoint"), (4, "checkpoint")]
+    assert marks_of(record, metrics.table(record)) == [(2, "checkpoint"), (3.5, "checkpoint"), (4, "checkpoint")]
 
 
 def test_marks_that_would_hide_each_other_are_one(replayed):
     saved = [CheckpointSaved("/ck", str(n), n, 9, time=n + 0.1, rank=0) for n in range(1, 1_001)]
     record = replayed(*steps(1, 1_000), *saved)
-    assert 50 <= len(metrics.marks(record, metrics.table(record))) <= metrics.MARKED_PLACES + 1
+    assert 50 <= len(marks_of(record, metrics.table(record))) <= MARKED_PLACES + 1
 
 
 @pytest.mark.parametrize(("size", "lines"), [(1, 0), (2, 2), (8, 8), (9, 0)])
 def test_few_ranks_have_a_line_each_and_many_a_band(replayed, size, lines):
     record = replayed(*(each for rank in range(size) for each in steps(1, 5, rank)), size=size)
-    [[curve]] = metrics.curves(record, metrics.table(record))
+    [[curve]] = curves_of(record, metrics.table(record))
     assert [*curve.ranks] == [*range(lines)]
     told = charts(record)
     [chart] = told["charts"]
@@ -147,7 +148,7 @@ def test_few_ranks_have_a_line_each_and_many_a_band(replayed, size, lines):
 
 def test_ranks_that_agree_have_one_line(replayed):
     same = [Metrics({"loss": 1 / step}, step=step, time=step, rank=rank) for step in range(1, 6) for rank in (0, 1)]
-    [[curve]] = metrics.curves(record := replayed(*same), metrics.table(record))
+    [[curve]] = curves_of(record := replayed(*same), metrics.table(record))
     assert curve.ranks == {}
 
 
@@ -162,7 +163,7 @@ def test_single_reports_of_several_ranks_are_no_curve(replayed):
 
 def test_the_mean_of_ranks_that_report_in_turns_does_not_jump(replayed):
     told = [Metrics({"loss": float(n % 2)}, step=n, epoch=1, steps=60, time=n, rank=n % 2) for n in range(60)]
-    [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
+    [[curve]] = curves_of(record := replayed(*told), metrics.table(record))
     assert {point.value.mean for point in curve.points[1:]} == {0.5}
     assert curve.last == 0.5
 
@@ -172,7 +173,7 @@ def test_values_between_the_reports_of_a_rank_are_interpolated(replayed):
     told = [(0, 1, 4.0), (1, 1, 6.0), (1, 2, 5.0), (0, 3, 2.0), (1, 4, 3.0), (0, 5, 0.0), (1, 5, 3.0)]
     reports = [Metrics({"loss": value}, step=step, time=float(step), rank=rank) for rank, step, value in told]
     record = replayed(*reports, RankFinished(6.0, 0, ""), RankFinished(6.0, 1, ""))
-    [[curve]] = metrics.curves(record, metrics.table(record))
+    [[curve]] = curves_of(record, metrics.table(record))
     assert curve.ranks[0] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0), (5, 0.0)]
     assert curve.ranks[1] == [(1, 6.0), (2, 5.0), (3, 4.0), (4, 3.0), (5, 3.0)]
     assert [point.value.mean for point in curve.points] == [5.0, 4.0, 3.0, 2.0, 1.5]
@@ -182,7 +183,7 @@ def test_the_last_mean_covers_ranks_that_have_reported_other_steps(replayed):
     """Rank 1 has no report at the last step that both ranks have reached, but it has reports before and after it."""
     told = [Metrics({"loss": 1 / step}, step=step, time=step, rank=0) for step in (7, 14, 21)]
     told += [Metrics({"loss": 1 + 1 / step}, step=step, time=step, rank=1) for step in (8, 16, 24)]
-    [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
+    [[curve]] = curves_of(record := replayed(*told), metrics.table(record))
     assert (curve.points[-1].x, curve.points[-1].value.mean) == (21, curve.last)
     assert curve.last == pytest.approx((1 / 21 + 1 + 1 / 16) / 2)
     assert curve.best == (21, curve.last)
@@ -195,7 +196,7 @@ def test_a_curve_by_step_ends_with_the_end_of_the_last_epoch(replayed):
         values = [2 / epoch, 1.5 / epoch]
         told += [Metrics({"loss": v}, 10 * at, epoch, 40, 2, rank=0) for at, v in enumerate(values, 1)]
         told.append(Metrics({"loss": 1 / epoch, "val_loss": 9.0}, epoch=epoch, epochs=2, ends_epoch=True, rank=0))
-    [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
+    [[curve]] = curves_of(record := replayed(*told), metrics.table(record))
     assert [point.x for point in curve.points] == [10, 20, 40, 50, 60, 80]
     assert (curve.last, curve.best) == (0.5, (80, 0.5))
 
@@ -265,7 +266,7 @@ def test_numbers_that_are_none(replayed):
         replayed(Metrics({"loss": math.nan}, 1, time=1.0, rank=0), Metrics({"loss": 2.0}, 1, time=1.0, rank=1))
     )
     assert math.isnan(found.last()["loss"].mean)
-    assert metrics.curves(replayed(), metrics.table(replayed())) == []
+    assert curves_of(replayed(), metrics.table(replayed())) == []
 
 
 def test_progress_and_the_time_left(replayed):
@@ -340,7 +341,7 @@ def test_a_metric_has_one_value(replayed):
     for record, mean in (by_step, within):
         table = metrics.table(record)
         [(_, row)] = table.newest(1)
-        [[curve]] = metrics.curves(record, table)
+        [[curve]] = curves_of(record, table)
         values = row["loss"].mean, metrics.table(record).last()["loss"].mean, curve.last, curve.points[-1].value.mean
         assert values == pytest.approx((mean,) * 4)
     assert len(metrics.table(by_step[0]).rows) == 13
@@ -383,9 +384,9 @@ def test_steps_may_be_counted_on_from_epoch_to_epoch(replayed, steps, first, zer
         one, other = replayed(*wanted[:reports]), replayed(*counted[:reports])
         assert progress.slowest(other, 90.0) == progress.slowest(one, 90.0)
         assert progress.paces(other) == progress.paces(one)
-        assert metrics.curves(other, metrics.table(other)) == metrics.curves(one, metrics.table(one))
-    assert metrics.curves(other, metrics.table(other))
-    assert metrics.other_axes(other, metrics.table(other)) == {"step": (0, 20)}
+        assert curves_of(other, metrics.table(other)) == curves_of(one, metrics.table(one))
+    assert curves_of(other, metrics.table(other))
+    assert other_axes(other, metrics.table(other)) == {"step": (0, 20)}
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -536,7 +537,7 @@ def test_progress_without_totals(replayed):
 
 def test_training_and_validation_share_a_chart(replayed):
     record = replayed(*epochs(0, 4))
-    found = metrics.curves(record, metrics.table(record))
+    found = curves_of(record, metrics.table(record))
     assert [[curve.name for curve in curves] for curves in found] == [["loss", "val_loss"]]
     [drawn] = charts(record)["charts"]
     assert [(curve["name"], curve["last"], curve["dashed"]) for curve in drawn["curves"]] == [
@@ -557,8 +558,8 @@ def test_few_epochs_have_curves_by_step(replayed):
     ]
     record = replayed(*reports)
     table = metrics.table(record)
-    [[curve]] = metrics.curves(record, table)
-    assert metrics.curve_axis(record, table) == "step"
+    [[curve]] = curves_of(record, table)
+    assert curve_axis(record, table) == "step"
     assert [point.x for point in curve.points] == [*range(1, 11)]
 
 
@@ -568,7 +569,7 @@ def test_what_faster_ranks_have_reported_is_shown_beyond_the_mean(replayed, size
     fast = [each for rank in range(1, size) for each in steps(1, 30, 0 if same else rank)]
     fast = [each._replace(rank=1 + at // 30) for at, each in enumerate(fast)]
     record = replayed(*fast, *steps(1, 10), size=size)
-    [[curve]] = metrics.curves(record, metrics.table(record))
+    [[curve]] = curves_of(record, metrics.table(record))
     assert [point.x for point in curve.points] == [*range(1, 11)]
     assert [point.x for point in curve.ahead] == [*range(11, 31)]
     told = charts(record)
@@ -590,7 +591,7 @@ def test_what_faster_ranks_have_reported_is_shown_beyond_the_mean(replayed, size
     ahead = [Metrics({"loss": 1 / s}, step=s, epoch=e, steps=20, time=s, rank=1) for e in (1, 2) for s in range(1, 21)]
     slow = [Metrics({"loss": 2 / s}, step=s, epoch=1, steps=20, time=2 * s, rank=0) for s in range(1, 8)]
     record = replayed(*ahead, *slow)
-    [[curve]] = metrics.curves(record, metrics.table(record))
+    [[curve]] = curves_of(record, metrics.table(record))
     assert (curve.points[-1].x, curve.ahead[0].x, curve.ahead[-1].x, curve.ranks[1][-1]) == (7, 8, 40, (40, 0.05))
 
 
@@ -602,7 +603,7 @@ def test_what_faster_ranks_have_reported_is_shown_beyond_the_mean(replayed, size
 def test_the_best_value_is_known_by_the_name_of_the_metric(replayed, name, at):
     values = [5.0, 4.0, 1.0, 4.0, 6.0, 2.0]
     told = [Metrics({name: v + r}, step=s, time=s, rank=r) for s, v in enumerate(values, 1) for r in (0, 1)]
-    [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
+    [[curve]] = curves_of(record := replayed(*told), metrics.table(record))
     assert curve.best == (at and (at, values[at - 1] + 0.5))
     assert best_words(curve, "step") == (f"best {values[at - 1] + 0.5} at step {at}" if at else "")
     assert charts(record)["charts"][0]["curves"][0].get("best") == (at and {"x": at, "value": values[at - 1] + 0.5})
@@ -614,18 +615,18 @@ def test_the_best_value_is_known_by_the_best_checkpoint(replayed):
         CheckpointSaved("/ck", str(s), s, 9, metrics={"f1": 1 - abs(s - 4) / 10}, best=s == 4, time=s, rank=0)
         for s in (2, 4, 6)
     ]
-    [[curve]] = metrics.curves(record := replayed(*told, *saved), metrics.table(record))
+    [[curve]] = curves_of(record := replayed(*told, *saved), metrics.table(record))
     assert curve.best == (4, 1.0)
     # If the best checkpoint has the extreme values of two metrics, either may be the reason why it is the best.
     both = [each._replace(metrics={**each.metrics, "lr": -each.metrics["f1"]}) for each in saved]
-    [[curve]] = metrics.curves(record := replayed(*told, *both), metrics.table(record))
+    [[curve]] = curves_of(record := replayed(*told, *both), metrics.table(record))
     assert curve.best is None
 
 
 def test_the_best_mean_is_over_all_ranks(replayed):
     early = Metrics({"loss": 0.001}, step=1, time=1.0, rank=0)
     record = replayed(early, *steps(2, 9), *steps(2, 9, 1))
-    [[curve]] = metrics.curves(record, metrics.table(record))
+    [[curve]] = curves_of(record, metrics.table(record))
     assert curve.best == (9, pytest.approx(1 / 9 + 0.25))
 
 
@@ -647,9 +648,9 @@ def test_the_axis_can_count_epochs_or_steps(replayed):
 def test_steps_of_a_run_that_continues_in_a_later_epoch(replayed):
     record = replayed(*(each for epoch in (6, 7) for each in steps(1, 20, epoch=epoch, steps=20, begin=20.0 * epoch)))
     table = metrics.table(record)
-    [[curve]] = metrics.curves(record, table)
+    [[curve]] = curves_of(record, table)
     assert [point.x for point in curve.points] == [*range(101, 141)]
-    assert metrics.other_axes(record, table) == {"epoch": (0, 1 / 20)}
+    assert other_axes(record, table) == {"epoch": (0, 1 / 20)}
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -663,7 +664,7 @@ def test_steps_of_epochs_of_unknown_length(replayed, first, over_all):
         ),
         size=1,
     )
-    [[curve]] = metrics.curves(record, metrics.table(record))
+    [[curve]] = curves_of(record, metrics.table(record))
     assert [point.x for point in curve.points] == [first + step for step in range(27)]
     assert [point.value.mean for point in curve.points] == [1 / time for time in range(1, 28)]
 
@@ -701,8 +702,8 @@ def test_only_new_points_of_curves_are_sent(replayed):
 def test_long_curves_are_thinned_but_keep_their_extremes_and_their_end(replayed):
     spike = {8_900: 100.0}
     record = replayed(*(Metrics({"loss": spike.get(n, 1.0)}, step=n, time=1.0, rank=0) for n in range(1, 9_000)))
-    [[curve]] = metrics.curves(record, metrics.table(record))
-    assert len(curve.points) <= metrics.CURVE_POINTS
+    [[curve]] = curves_of(record, metrics.table(record))
+    assert len(curve.points) <= CURVE_POINTS
     assert max(point.value.high for point in curve.points) == 100.0
     assert (curve.points[-1].x, curve.last) == (8_999, 1.0)
 

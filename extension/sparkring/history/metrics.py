@@ -1,11 +1,10 @@
-"""Computes the ranks' metrics, as a table by epoch (or by step) and as curves."""
+"""Computes the ranks' metrics, as a table by epoch or by step."""
 
 from __future__ import annotations
 
 import bisect
 import functools
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +12,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from sparkring.history.events import Metrics
 from sparkring.history.record import RunRecord
-
-CURVE_POINTS = 400  # a chart in the page is about 600 pixels wide
-RANK_LINES = 8  # up to this many ranks have a line each; for more ranks, a band is drawn
-# If a rank's last report is beyond this fraction of a curve, the rank's last value is repeated until the curve's end.
-STILL_THERE = 0.9
-MARKED_PLACES = 100  # the axis is divided into this many parts; marks of one kind in the same part are drawn once
-# The last word of a metric's name, if it says for certain which values are better.
-_LOW_IS_BETTER = {"loss", "error", "err", "mae", "mse", "rmse", "mape", "perplexity"}
-_HIGH_IS_BETTER = {"accuracy", "acc", "auc"}
 
 
 class Spread(NamedTuple):
@@ -107,45 +97,6 @@ class Table(NamedTuple):
                 yield number, found
 
 
-class Point(NamedTuple):
-    """A point of a curve. `lowest` and `highest` are the ranks that reported the lowest and the highest value.
-
-    `time` is the time at which the first rank had reached `x`.
-    """
-
-    x: float
-    value: Spread
-    lowest: int
-    highest: int
-    time: float = 0.0
-
-
-class Curve(NamedTuple):
-    """One metric over the course of the run.
-
-    `last` is the metric's last value in the table. It may differ from the last point, which may be the mean of several
-    values. If the ranks' values differ, and the ranks are few enough to be told apart, `ranks` has pairs of x and value
-    for each rank. If a restart undid epochs or steps of an attempt, `undone` has their means as a separate line.
-    `ahead` has points beyond the last one, over the faster ranks that have reached them; the lines in `ranks` continue
-    there, too. `best` is the position and the value of the best mean, if it is certain which values are better.
-    """
-
-    name: str
-    points: tuple[Point, ...]
-    last: float
-    ranks: Mapping[int, Sequence[tuple[float, float]]] = {}
-    undone: tuple[tuple[Point, ...], ...] = ()
-    ahead: tuple[Point, ...] = ()
-    best: tuple[float, float] | None = None
-
-
-class Mark(NamedTuple):
-    """Something that happened at a position on the curves' horizontal axis."""
-
-    x: float
-    kind: Literal["checkpoint", "restart"]
-
-
 # ── By epoch or step ──────────────────────────────────────────────────────────
 
 
@@ -198,7 +149,7 @@ def table(record: RunRecord) -> Table:
     beyond: dict[_Key, dict[str, dict[int, float]]] = {}
     times: dict[_Key, dict[int, float]] = {}
     reached: dict[tuple[int, int, str, int], int] = {}
-    for key, metrics, values in _shared(record, by):
+    for key, metrics, values in shared(record, by):
         for name in metrics.values:
             reached[key[0], key[1], name, metrics.rank] = key[2]
         row = cells.setdefault(key, {})
@@ -220,7 +171,7 @@ def table(record: RunRecord) -> Table:
     return Table(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows), reached, tuple(ahead))
 
 
-def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
+def shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
     """Yield each report's place (attempt, lap, and epoch or step), the report, and those of its values that are shown.
 
     In the current attempt, a value is shown only when all ranks have reported the metric up to the value's place. There
@@ -319,317 +270,12 @@ def mean(values: Sequence[float]) -> float:
         return math.fsum(value / len(values) for value in values)
 
 
-# ── Curves ────────────────────────────────────────────────────────────────────
-
-
-class _Measured(NamedTuple):
-    """One metric at a position on the horizontal axis, and the time at which the fastest rank reached that position."""
-
-    x: float
-    by_rank: dict[int, float]
-    time: float
-
-
-def curves(record: RunRecord, found: Table, most: int = CURVE_POINTS) -> list[list[Curve]]:
-    """Return the curves of each chart, with at most `most` points in each of the lines that make up a curve.
-
-    A training metric and its validation metric (`loss`, `val_loss`) share a chart.
-    A metric has no curve if it is finite at fewer than 3 positions, or if no rank has reported it twice.
-    """
-    charts: dict[str, list[Curve]] = {}
-    measured, ahead, undone = _measured(record, found)
-    last, chosen = found.last(), _chosen_by_checkpoints(record)
-    for name in sorted(found.names, key=lambda name: name.startswith("val_")):
-        mine = _finite(measured.get(name, ()))
-        reports = Counter(rank for each in mine for rank in each.by_rank)
-        if len(mine) > 2 and max(reports.values()) > 1:
-            beyond = [each for each in _finite(ahead.get(name, ())) if each.x > mine[-1].x]
-            stride = -(-(len(mine) + len(beyond)) // most)
-            going = {rank for each in beyond for rank in each.by_rank}
-            (points, by_rank), (faster, their) = _thinned(mine, stride, going), _thinned(beyond, stride)
-            for rank, line in their.items():
-                by_rank.setdefault(rank, []).extend(line)
-            lost = (_finite(part.get(name, ())) for part in undone.values())
-            lines = tuple(_thinned(part, -(-len(part) // most))[0] for part in lost if len(part) > 1)
-            mode = chosen.get(name) or _mode(name)
-            best = _best(mine, mode, going) if mode else None
-            curve = Curve(name, points, last[name].mean, _rank_lines(by_rank), lines, faster, best)
-            charts.setdefault(name.removeprefix("val_"), []).append(curve)
-    return list(charts.values())
-
-
-_Mode = Literal["min", "max"]
-
-
-def _mode(name: str) -> _Mode | None:
-    """Whether the lowest or the highest value of a metric is best, if the metric's name makes this clear."""
-    words = re.findall("[a-z]+", name.lower())
-    last = words[-1] if words else ""
-    return "min" if last in _LOW_IS_BETTER else "max" if last in _HIGH_IS_BETTER else None
-
-
-def _chosen_by_checkpoints(record: RunRecord) -> dict[str, _Mode]:
-    """Return the metric by which the best checkpoint was chosen, with its mode, if there is only one such metric."""
-    best = next((each.saved for each in reversed(record.checkpoints) if each.saved.best), None)
-    if best is None:
-        return {}
-    place, found = (best.folder, best.kind), dict[str, _Mode]()
-    others = [each.saved.metrics for each in record.checkpoints if (each.saved.folder, each.saved.kind) == place]
-    for name, value in best.metrics.items():
-        values = {each[name] for each in others if name in each}
-        if len(values) > 1 and value in (min(values), max(values)):
-            found[name] = "min" if value == min(values) else "max"
-    return found if len(found) == 1 else {}
-
-
-def _best(measured: list[_Measured], mode: _Mode, going: Container[int]) -> tuple[float, float] | None:
-    """Return the position and the value of the best mean over all ranks that report the metric."""
-    points, _ = _thinned(measured, 1, going)
-    ranks, complete = set[int](), 0  # the means at positions before `complete` do not cover all ranks
-    for at, each in enumerate(measured):
-        if not ranks.issuperset(each.by_rank):
-            ranks.update(each.by_rank)
-            complete = at
-    pick = min if mode == "min" else max
-    best = pick(points[complete:], key=lambda point: point.value.mean)
-    return best.x, best.value.mean
-
-
-_ByName = dict[str, list[_Measured]]
-
-
-def _measured(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
-    """Return three kinds of measurements, each by metric: those that cover all ranks, later ones that only the faster
-    ranks have reported so far, and, for each attempt, those that a restart has undone."""
-    measured: _ByName = {}
-    ahead: _ByName = {}
-    undone: dict[int, _ByName] = {}
-    if _by_steps(found):
-        return _within_epochs(record, found)
-    xs, kept = _xs(found), _kept(found)
-    for row, x, keep in zip(found.rows, xs, kept, strict=True):
-        where = measured if keep else undone.setdefault(row.attempt, {})
-        for name, by_rank in row.by_rank.items():
-            where.setdefault(name, []).append(_Measured(x, by_rank, row.first))
-    newest = found.rows[-1]
-    later = [row for row in found.ahead if not found.laps or row[:3] > newest[:3]]
-    for number, row in enumerate(later, len(found.rows) + 1):
-        for name, by_rank in row.by_rank.items():
-            ahead.setdefault(name, []).append(_Measured(number if found.laps else row.at, by_rank, row.first))
-    return measured, ahead, undone
-
-
-def _by_steps(found: Table) -> bool:
-    """Return whether to draw the curves by step, because restarts have left too few rows for curves."""
-    return sum(_kept(found)) <= 2
-
-
-def _xs(found: Table) -> list[int]:
-    """Return the position of each row: its epoch or step, or the row's own number if counting started over."""
-    return [*range(1, len(found.rows) + 1)] if found.laps else [row.at for row in found.rows]
-
-
-def _kept(found: Table) -> list[bool]:
-    """Return whether each row is kept. A row is undone if a later attempt began at or before its epoch or step."""
-    if found.laps or not found.rows or not found.rows[-1].attempt:
-        return [True] * len(found.rows)
-    kept, lowest = [], math.inf
-    for row, later in zip(found.rows[::-1], (None, *found.rows[:0:-1]), strict=True):
-        if later is not None and later.attempt != row.attempt:
-            lowest = min(lowest, later.at)  # the first epoch or step of the later attempt
-        kept.append(row.at < lowest)
-    return kept[::-1]
-
-
-_Places = dict[str, dict[float, _Measured]]
-
-
-def _within_epochs(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
-    """Return the same as _measured(), but for the values that were reported for steps."""
-    steps = list(_steps(record, found))
-    begins: dict[int, float] = {}
-    for attempt, x, *_ in steps:
-        begins[attempt] = min(x, begins.get(attempt, x))
-    shown: _Places = {}
-    ahead: _Places = {}
-    undone: dict[int, _Places] = {}
-    for attempt, x, metrics, shared in steps:
-        lost = not found.laps and any(x >= begin for later, begin in begins.items() if later > attempt)
-        for name, value in metrics.values.items():
-            part = undone.setdefault(attempt, {}) if lost else shown if name in shared else ahead
-            # Reports are in the order of their times.
-            at = part.setdefault(name, {}).setdefault(x, _Measured(x, {}, metrics.time))
-            at.by_rank[metrics.rank] = value
-    return _in_order(shown), _in_order(ahead), {attempt: _in_order(part) for attempt, part in undone.items()}
-
-
-def _in_order(part: _Places) -> _ByName:
-    return {name: [places[x] for x in sorted(places)] for name, places in part.items()}
-
-
-def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metrics, dict[str, float]]]:
-    """Yield for each report with a step: the attempt, the step, the report, and the values that the table shows.
-
-    Step numbers continue from one epoch to the next. If it is not known how many steps an epoch has, its last report
-    counts as its last step. The end of an epoch is at the epoch's last step. Without it, the curve would end before the
-    metric's last value.
-    """
-
-    def place_of(attempt: int, lap: int, at: int) -> tuple[int, ...]:
-        return (attempt, lap, at) if found.laps else (at,)  # if counting started over, nothing is at the same place
-
-    rows = [row[:3] for row in (*found.rows, *found.ahead)]
-    numbers = {place: number for number, place in enumerate(sorted({place_of(*row) for row in rows}))}
-    if found.by == "epoch" and not found.laps:
-        numbers = {place: place[0] - 1 for place in numbers}  # the run may have continued in a later epoch
-    sizes = dict[int, int]()  # each rank's number of steps in an epoch
-    reached = dict[tuple[int, tuple[int, ...]], int]()  # each rank's last step in each place
-    steps: dict[tuple[int, ...], list[tuple[int, int, int, Metrics, dict[str, float]]]] = {}
-    for (attempt, lap, at), metrics, values in _shared(record, found.by):
-        place, rank, step, size = place_of(attempt, lap, at), metrics.rank, metrics.step, metrics.steps or 0
-        if size:
-            sizes[rank] = size
-        elif step is None and metrics.ends_epoch:
-            size = sizes.get(rank, 0)
-            step = size or reached.get((rank, place))
-        if step is not None and place in numbers:
-            reached[rank, place] = step
-            steps.setdefault(place, []).append((attempt, step, size, metrics, values))
-    last, end = -1, 0
-    for place in sorted(steps):
-        those = [step for _, step, _, _, _ in steps[place]]
-        begin = end if min(those) <= last else 0  # if steps do not start over, they are counted over all epochs
-        for attempt, step, size, metrics, values in steps[place]:
-            yield attempt, step + (numbers[place] * size if size and found.by == "epoch" else begin), metrics, values
-        last, end = max(those), begin + max(those) + (min(those) == 0)
-
-
 def noun(record: RunRecord, found: Table) -> str:
     """Return what the table counts: epochs, steps or, if the run trains on a stream, batches.
 
     On a stream, a report without a step has the number of its batch as the step.
     """
     return "batch" if found.by == "step" and record.stream is not None else found.by
-
-
-def curve_axis(record: RunRecord, found: Table) -> str:
-    """Return what the curves' horizontal axis counts."""
-    if _by_steps(found):
-        return "step"
-    counted = noun(record, found)
-    return f"{counted}{'es' if counted == 'batch' else 's'} in total" if found.laps else counted
-
-
-def other_axes(record: RunRecord, found: Table) -> dict[str, tuple[float, float]]:
-    """Return what else the horizontal axis can count: epochs instead of steps, or steps instead of epochs.
-
-    Each name has the numbers (offset, factor) that turn a position on curve_axis() into one on this axis. An epoch must
-    have the same number of steps everywhere.
-    """
-    sizes = {metrics.steps for metrics in record.metrics if metrics.epoch is not None and metrics.steps}
-    if found.by != "epoch" or len(sizes) != 1:
-        return {}
-    steps = sizes.pop()
-    if _by_steps(found):
-        return {"epoch": (0, 1 / steps)}
-    return {"step": (0, steps)}
-
-
-def _finite(measured: Iterable[_Measured]) -> list[_Measured]:
-    return [each for each in measured if math.isfinite(sum(each.by_rank.values()))]
-
-
-_Lines = dict[int, list[tuple[float, float]]]
-
-
-def _rank_lines(by_rank: _Lines) -> _Lines:
-    """Return the ranks' lines if they can be told apart: if there are several but not too many, and they differ."""
-    if not 1 < len(by_rank) <= RANK_LINES:
-        return {}
-    at: dict[float, list[float]] = {}
-    for points in by_rank.values():
-        for x, value in points:
-            at.setdefault(x, []).append(value)
-    return dict(sorted(by_rank.items())) if any(spread(values).differs for values in at.values()) else {}
-
-
-def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ()) -> tuple[tuple[Point, ...], _Lines]:
-    """Return a point for every `stride` neighbouring measurements, and the points of each rank's own line.
-
-    If a rank has none of these measurements, its value is interpolated. After a rank's last measurement, the value of
-    that measurement is used. Ranks in `going` have later reports, so they are included up to the last measurement.
-    """
-    last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
-    gaps = any(len(each.by_rank) < len(last) for each in measured)
-    measurements: _Lines = {rank: [] for rank in last}
-    for each in measured if gaps else ():
-        for rank, number in each.by_rank.items():
-            measurements[rank].append((each.x, number))
-    seen = Counter[int]()
-    points: list[Point] = []
-    by_rank: _Lines = {}
-    for begin in range(0, len(measured), stride):
-        some = measured[begin : begin + stride]
-        x, values = some[-1].x, dict[int, list[float]]()
-        for each in some:
-            for rank, number in each.by_rank.items():
-                values.setdefault(rank, []).append(number)
-        for rank in by_rank:
-            there = rank in going or last[rank] >= min(begin, STILL_THERE * len(measured))
-            if rank not in values and there:
-                values[rank] = [_between(measurements[rank][seen[rank] - 1 : seen[rank] + 1], x)]
-        for each in some if gaps else ():
-            seen.update(each.by_rank.keys())
-        means = {rank: mean(found) for rank, found in values.items()}
-        low = min((min(found), rank) for rank, found in values.items())
-        high = max((max(found), rank) for rank, found in values.items())
-        points.append(Point(x, Spread(mean([*means.values()]), low[0], high[0]), low[1], high[1], some[-1].time))
-        for rank, number in means.items():
-            by_rank.setdefault(rank, []).append((x, number))
-    return tuple(points), by_rank
-
-
-def _between(neighbours: list[tuple[float, float]], x: float) -> float:
-    """Return the value at `x`, interpolated between two points. If there is only one point, return its value."""
-    (begin, before), (end, after) = neighbours[0], neighbours[-1]
-    share = (x - begin) / (end - begin) if end > begin else 0.0
-    return before * (1 - share) + after * share
-
-
-def marks(record: RunRecord, found: Table) -> list[Mark]:
-    """Return marks where checkpoints were saved, and where attempts began after a restart."""
-    by_time = _by_time(record, found)
-    if not by_time:
-        return []
-    marked = []
-    for each in record.checkpoints:
-        if each.attempt or not record.attempts:  # otherwise, an earlier run saved the checkpoint
-            exact = found.by == "step" and not (_by_steps(found) or found.laps) and each.saved.kind == "sparkring"
-            marked.append(Mark(each.saved.step if exact else _x_at(by_time, each.saved.time), "checkpoint"))
-    for attempt in record.attempts[1:]:
-        first = bisect.bisect_left(by_time, (attempt.started, -math.inf))
-        if first < len(by_time):
-            marked.append(Mark(by_time[first][1], "restart"))
-    low, high = min(x for _, x in by_time), max(x for _, x in by_time)
-    within = [mark for mark in marked if low <= mark.x <= high]
-    apart = {(round(MARKED_PLACES * (mark.x - low) / ((high - low) or 1)), mark.kind): mark for mark in within}
-    return sorted(apart.values())
-
-
-def _by_time(record: RunRecord, found: Table) -> list[tuple[float, float]]:
-    """Return the time of each report, with the position on the horizontal axis that the run had reached by then."""
-    if not _by_steps(found):
-        return sorted((row.time, float(x)) for row, x in zip(found.rows, _xs(found), strict=True))
-    return sorted((metrics.time, x) for _, x, metrics, values in _steps(record, found) if values)
-
-
-def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
-    """Return the position that the run had reached at `time`, interpolated between two reports."""
-    after = bisect.bisect_left(by_time, (time, -math.inf))
-    if after in (0, len(by_time)):
-        return by_time[min(after, len(by_time) - 1)][1]
-    (began, low), (ended, high) = by_time[after - 1 : after + 1]
-    return low if high < low else low + (high - low) * (time - began) / ((ended - began) or 1)
 
 
 def _ordinal(count: int) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparkring.history import metrics
+from sparkring.history.curves import Curve, Mark, Point, curve_axis, curves_of, marks_of, other_axes
 from sparkring.history.describe import dotted, number
 from sparkring.history.lines import plain
-from sparkring.history.metrics import Curve, Mark, Point
 from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE
 
@@ -27,20 +27,20 @@ Column = list[float | None]
 def charts(record: RunRecord) -> dict[str, Any]:
     """Return all charts of a run, as JSON values; {} if there is nothing to draw.
 
-    `axes` holds the other quantities that the horizontal axis can show besides `axis` (metrics.other_axes). A chart's
+    `axes` holds the other quantities that the horizontal axis can show besides `axis` (other_axes). A chart's
     `x` lists positions on `axis`, in ascending order. Its `time` lists when the first rank reached each position, in
     seconds since the run began. The columns of a curve have an entry for each position: the value of the curve, or
     None. If a curve has `until`, only the faster ranks have reached the positions after `until`. Steps that a restart
     has undone have their own `x` and `time`.
     """
     table = metrics.table(record)
-    found = metrics.curves(record, table)[:MOST] if table.rows else []
+    found = curves_of(record, table)[:MOST] if table.rows else []
     if not found:
         return {}
-    axis, marks = metrics.curve_axis(record, table), metrics.marks(record, table)
+    axis, marks = curve_axis(record, table), marks_of(record, table)
     return {
         "axis": axis,
-        "axes": metrics.other_axes(record, table),
+        "axes": other_axes(record, table),
         "legend": legend(found, marks),
         "restarts": [mark.x for mark in marks if mark.kind == "restart"],
         "checkpoints": [mark.x for mark in marks if mark.kind == "checkpoint"],

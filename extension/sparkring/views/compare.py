@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Sequence
 
 from sparkring.history import describe, metrics, reading
+from sparkring.history.curves import Curve, curve_axis, curves_of
 from sparkring.history.lines import plain
-from sparkring.history.metrics import Curve
 from sparkring.history.record import RunRecord
 from sparkring.views.charts import MOST
 from sparkring.views.figure import figures
@@ -74,7 +74,7 @@ def curves(first: RunRecord, second: RunRecord) -> list[tuple[str, list[Curve]]]
     """Return the metrics for which both runs have curves, with both curves. The curves are means over the ranks."""
     both = []
     for record in (first, second):
-        charts = metrics.curves(record, metrics.table(record))
+        charts = curves_of(record, metrics.table(record))
         both.append({curve.name: curve for chart in charts for curve in chart})
     return [
         (name, [found[name]._replace(name=run, ranks={}, undone=()) for run, found in zip(NAMES, both, strict=True)])
@@ -106,7 +106,7 @@ def _pictures(first: RunRecord, second: RunRecord) -> str:
     found = curves(first, second)
     if not found:
         return ""
-    axis, other = (metrics.curve_axis(record, metrics.table(record)) for record in (first, second))
+    axis, other = (curve_axis(record, metrics.table(record)) for record in (first, second))
     if axis != other:
         return paragraph(f"The curves are not drawn, because A has curves by {axis}, and B has curves by {other}.")
     drawn = "".join(f"<div><b>{text(name)}</b>{figures([both], axis)}</div>" for name, both in found)

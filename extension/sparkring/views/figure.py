@@ -15,8 +15,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sparkring.history.curves import Curve, Mark
 from sparkring.history.describe import dotted, number
-from sparkring.history.metrics import Curve, Mark
 from sparkring.views.charts import COLOURS, best_words, has_band, means, words
 from sparkring.views.markup import GREEN, GREY, RANK_COLOURS, RED, text, tint
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from sparkring.history import describe, metrics
+from sparkring.history.curves import curve_axis, curves_of, marks_of
 from sparkring.history.describe import counted
 from sparkring.history.metrics import Spread, Table
 from sparkring.history.record import METRICS_KEPT, RunRecord
@@ -73,10 +74,10 @@ def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | N
 
 
 def _pictures(record: RunRecord, table: Table) -> str:
-    found = metrics.curves(record, table, POINTS)[: charts.MOST]
+    found = curves_of(record, table, POINTS)[: charts.MOST]
     if not found:
         return ""
-    axis, marks = metrics.curve_axis(record, table), metrics.marks(record, table)
+    axis, marks = curve_axis(record, table), marks_of(record, table)
     said = charts.legend(found, marks)
     return f'<div class="sr-charts">{figures(found, axis, marks)}{paragraph(said)}</div>'
 
