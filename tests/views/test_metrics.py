@@ -176,7 +176,10 @@ def test_values_between_the_reports_of_a_rank_are_interpolated(replayed):
     [[curve]] = curves_of(record, metrics.table(record))
     assert curve.ranks[0] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0), (5, 0.0)]
     assert curve.ranks[1] == [(1, 6.0), (2, 5.0), (3, 4.0), (4, 3.0), (5, 3.0)]
-    assert [point.value.mean for point in curve.points] == [5.0, 4.0, 3.0, 2.0, 1.5]
+    means = [5.0, 4.0, 3.0, 2.0, 1.5]
+    assert [point.value.mean for point in curve.points] == means
+    assert [values["loss"].mean for _, values in metrics.table(record).newest(9)] == means, "as in the table"
+    assert [values["loss"].mean for _, values in metrics.table(record).newest(2)] == means[3:]
 
 
 def test_the_last_mean_covers_ranks_that_have_reported_other_steps(replayed):

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.history.events import Metrics
-from sparkring.history.metrics import Spread, Table, mean, noun, shared, spread
+from sparkring.history.metrics import Spread, Table, between, mean, noun, shared, spread
 from sparkring.history.record import RunRecord
 
 CURVE_POINTS = 400  # a chart in the page is about 600 pixels wide
@@ -309,7 +309,8 @@ def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ())
         for rank in by_rank:
             there = rank in going or last[rank] >= min(begin, STILL_THERE * len(measured))
             if rank not in values and there:
-                values[rank] = [_between(measurements[rank][seen[rank] - 1 : seen[rank] + 1], x)]
+                own, at = measurements[rank], seen[rank]
+                values[rank] = [between(own[at - 1], own[at] if at < len(own) else None, x)]
         for each in some if gaps else ():
             seen.update(each.by_rank.keys())
         means = {rank: mean(found) for rank, found in values.items()}
@@ -319,13 +320,6 @@ def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ())
         for rank, number in means.items():
             by_rank.setdefault(rank, []).append((x, number))
     return tuple(points), by_rank
-
-
-def _between(neighbours: list[tuple[float, float]], x: float) -> float:
-    """Return the value at `x`, interpolated between two points. If there is only one point, return its value."""
-    (begin, before), (end, after) = neighbours[0], neighbours[-1]
-    share = (x - begin) / (end - begin) if end > begin else 0.0
-    return before * (1 - share) + after * share
 
 
 def marks_of(record: RunRecord, found: Table) -> list[Mark]:

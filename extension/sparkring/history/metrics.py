@@ -6,7 +6,7 @@ import bisect
 import functools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -77,24 +77,46 @@ class Table(NamedTuple):
         found = dict(self._spreads({*at.values()}))
         return {name: found[at[name]][name] for name in self.names}
 
-    def _spreads(self, wanted: Container[int]) -> Iterator[tuple[int, dict[str, Spread]]]:
+    def _spreads(self, wanted: Collection[int]) -> Iterator[tuple[int, dict[str, Spread]]]:
         """Yield the number of each row that is `wanted`, and the Spread of each of the row's metrics.
 
-        Ranks may report at different steps. For a step at which a rank has not reported, its previous report is used.
+        Ranks may report at different steps. For a step at which a rank has not reported, its value is interpolated.
         """
+        later = self._later(wanted)
         lap = (0, 0)
-        known: dict[str, dict[int, float]] = {}
+        known: dict[str, dict[int, tuple[float, float]]] = {}
         for number, row in enumerate(self.rows):
             if lap != (row.attempt, row.lap):
                 lap, known = (row.attempt, row.lap), {}
             for name, values in row.by_rank.items():
-                known.setdefault(name, {}).update(values)
+                known.setdefault(name, {}).update((rank, (row.at, value)) for rank, value in values.items())
             if number in wanted:
                 found = {}
                 for name in row.by_rank:
                     there = [rank for rank in known[name] if self.reached[row.attempt, row.lap, name, rank] >= row.at]
-                    found[name] = spread(known[name][rank] for rank in there)
+                    found[name] = spread(
+                        between(known[name][rank], later.get((number, name, rank)), row.at) for rank in there
+                    )
                 yield number, found
+
+    def _later(self, wanted: Collection[int]) -> dict[tuple[int, str, int], tuple[float, float]]:
+        """Return the place and the value of the next report of each rank that has not reported in a `wanted` row.
+
+        The keys are the number of the row, the metric, and the rank.
+        """
+        found: dict[tuple[int, str, int], tuple[float, float]] = {}
+        lap = (0, 0)
+        following: dict[str, dict[int, tuple[float, float]]] = {}
+        for number in range(len(self.rows) - 1, min(wanted, default=len(self.rows)) - 1, -1):
+            row = self.rows[number]
+            if lap != (row.attempt, row.lap):
+                lap, following = (row.attempt, row.lap), {}
+            for name, values in row.by_rank.items():
+                after = following.setdefault(name, {})
+                if number in wanted:
+                    found |= {(number, name, rank): after[rank] for rank in after.keys() - values.keys()}
+                after.update((rank, (row.at, value)) for rank, value in values.items())
+        return found
 
 
 # ── By epoch or step ──────────────────────────────────────────────────────────
@@ -260,6 +282,17 @@ def spread(values: Iterable[float]) -> Spread:
         if odd is not None:
             return Spread(odd, odd, odd)
     return Spread(mean(found), min(found), max(found))
+
+
+def between(before: tuple[float, float], after: tuple[float, float] | None, x: float) -> float:
+    """Return the value at `x`, interpolated between two points. If there is no point after it, return the value before.
+
+    A point is a pair of a position and a value.
+    """
+    if after is None or after[0] <= before[0]:
+        return before[1]
+    share = (x - before[0]) / (after[0] - before[0])
+    return before[1] * (1 - share) + after[1] * share
 
 
 def mean(values: Sequence[float]) -> float:

@@ -157,8 +157,9 @@ def title_of(source: str) -> str:
     title = title or (ast.get_docstring(tree) or "").partition("\n")[0]
     title = title or next((ast.unparse(node) for node in ast.walk(tree) if _called_name(node) == "fit"), "")
     last = tree.body[-1] if tree.body else None
-    if not title and isinstance(last, ast.Expr) and not isinstance(last.value, ast.Constant):
-        title = ast.unparse(last.value) if _called_name(last.value) not in _UNTELLING_CALLS else ""
+    if not title and isinstance(last, ast.Expr):
+        telling = not isinstance(last.value, ast.Constant) and _called_name(last.value) not in _UNTELLING_CALLS
+        title = ast.unparse(last.value) if telling else ""
     title = title or next((node.name for node in tree.body if isinstance(node, ast.FunctionDef)), "")
     return title if len(title) <= TITLE_CHARACTERS else f"{title[: TITLE_CHARACTERS - 1]}…"
 

@@ -209,14 +209,25 @@ def _run_on_ranks(shell: Any, line: str, cell: str) -> Any:
 
     warm = gang_selection.latest_gang("%%ranks")
     ranks, rest = parse_ranks(line, warm.gang.size)
-    magic = f"ranks {line.split()[0]}"
-    return _run_cell(shell, rest, cell, magic=magic, framework=warm.wanted.framework, ranks=ranks)
+    written = line.split()[0]
+    return _run_cell(
+        shell, rest, cell, magic="ranks", framework=warm.wanted.framework, ranks=ranks, written=f" {written}"
+    )
 
 
-def _run_cell(shell: Any, line: str, cell: str, *, magic: str, framework: str, ranks: tuple[int, ...] = ()) -> Any:
+def _run_cell(
+    shell: Any,
+    line: str,
+    cell: str,
+    *,
+    magic: str,
+    framework: str,
+    ranks: tuple[int, ...] = (),
+    written: str = "",
+) -> Any:
     """Run the cell with the options of its line. If `ranks` is not empty, run it on these ranks of the warm gang.
 
-    `magic` is then followed by the ranks as the user has written them.
+    `written` is a space and the ranks as the user has written them.
     """
     from sparkring.engine import api, gang_selection
     from sparkring.engine.prepare import capture_cell
@@ -224,16 +235,15 @@ def _run_cell(shell: Any, line: str, cell: str, *, magic: str, framework: str, r
     from sparkring.notebook.cell import find_scripts, python_source, title_of
     from sparkring.views.tables import show_captured
 
-    name = magic.partition(" ")[0]
-    options = parse(name, line, gang_selection.default_np())
+    options = parse(magic, line, gang_selection.default_np())
     if ranks:
         gang_selection.check_ranks_options(options)
-    source = python_source(shell, name, cell)
+    source = python_source(shell, magic, cell)
     scripts = find_scripts(shell, source)
     gang = gang_selection.gang_for(options)
-    title = options.name or title_of(source) or (f"%%{magic}" if ranks else f"%%{magic} -n {options.np}")
+    title = options.name or title_of(source) or f"%%{magic}{written or f' -n {options.np}'}"
     work = Cell(source, shell.user_ns, scripts)
-    spec = RunSpec(work, options, framework, title, f"%%{magic} {line}\n{cell}", gang, ranks)
+    spec = RunSpec(work, options, framework, title, f"%%{magic}{written} {line}\n{cell}", gang, ranks)
     if options.dry_run:
         show_captured(capture_cell(spec, work).table)
         return None
