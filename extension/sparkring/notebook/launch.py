@@ -209,10 +209,8 @@ def _run_on_ranks(shell: Any, line: str, cell: str) -> Any:
 
     warm = gang_selection.latest_gang("%%ranks")
     ranks, rest = parse_ranks(line, warm.gang.size)
-    written = line.split()[0]
-    return _run_cell(
-        shell, rest, cell, magic="ranks", framework=warm.wanted.framework, ranks=ranks, written=f" {written}"
-    )
+    begins = f"%%ranks {line.split()[0]}"
+    return _run_cell(shell, rest, cell, magic="ranks", framework=warm.wanted.framework, ranks=ranks, begins=begins)
 
 
 def _run_cell(
@@ -223,11 +221,11 @@ def _run_cell(
     magic: str,
     framework: str,
     ranks: tuple[int, ...] = (),
-    written: str = "",
+    begins: str = "",
 ) -> Any:
     """Run the cell with the options of its line. If `ranks` is not empty, run it on these ranks of the warm gang.
 
-    `written` is a space and the ranks as the user has written them.
+    `line` is what follows the magic, or what follows `begins`: the magic and the ranks as the user has written them.
     """
     from sparkring.engine import api, gang_selection
     from sparkring.engine.prepare import capture_cell
@@ -241,9 +239,10 @@ def _run_cell(
     source = python_source(shell, magic, cell)
     scripts = find_scripts(shell, source)
     gang = gang_selection.gang_for(options)
-    title = options.name or title_of(source) or f"%%{magic}{written or f' -n {options.np}'}"
+    begins = begins or f"%%{magic}"
+    title = options.name or title_of(source) or (begins if ranks else f"{begins} -n {options.np}")
     work = Cell(source, shell.user_ns, scripts)
-    spec = RunSpec(work, options, framework, title, f"%%{magic}{written} {line}\n{cell}", gang, ranks)
+    spec = RunSpec(work, options, framework, title, f"{begins} {line}\n{cell}", gang, ranks)
     if options.dry_run:
         show_captured(capture_cell(spec, work).table)
         return None
