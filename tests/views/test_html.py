@@ -397,6 +397,17 @@ def test_a_quick_run_that_prints_much_says_where_the_rest_is(replayed):
         assert f"{count - 1} " in Elements(page).text
 
 
+def test_lines_that_would_be_too_large_are_cut_to_the_last_ones(replayed):
+    """Lines with many colours take much space. The last of them are shown, instead of none."""
+    coloured = "\x1b[33mx\x1b[34my" * 60
+    printed = b"".join(f"{line} {coloured}\n".encode() for line in range(30))
+    page = panel(replayed(Output("stdout", printed, time=2.0, rank=0)), now=NOW, final=False)
+    told = Elements(page).text
+    assert "29 xyxy" in told
+    assert "\n0 xyxy" not in told
+    assert "not shown" not in told
+
+
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "running"])
 @pytest.mark.parametrize(
     "said",
@@ -425,7 +436,8 @@ def test_a_panel_is_never_too_large_for_a_notebook(replayed, said, ended):
         if ended:
             assert "rank 1 on node-1 failed: ValueError" in page
             assert "not shown for lack of space: the cell and its options" in page
-    quick = replayed(Output("stdout", printed, time=2.0, rank=0), RunFinished(1_700_000_000.1, "finished"), warm=True)
+    much = b"".join(f"{line} {said}\n".encode() for line in range(200))
+    quick = replayed(Output("stdout", much, time=2.0, rank=0), RunFinished(1_700_000_000.1, "finished"), warm=True)
     assert len(bundle(quick, now=NOW, final=True)["text/html"].encode()) < 190_000
 
 

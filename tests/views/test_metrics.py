@@ -229,6 +229,16 @@ def test_steps_where_there_are_no_epochs(replayed):
     assert [row.at for row in table.rows] == [1, 2, 3]
 
 
+def test_the_end_of_an_epoch_of_unknown_length_is_at_its_last_step(replayed):
+    told = []
+    for epoch in (1, 2):
+        told += [Metrics({"loss": 2 / epoch / step}, step, epoch, rank=0) for step in (1, 2, 3)]
+        told.append(Metrics({"loss": 0.1 / epoch}, epoch=epoch, epochs=2, ends_epoch=True, rank=0))
+    [[curve]] = curves_of(record := replayed(*told), metrics.table(record))
+    assert [point.x for point in curve.points] == [1, 2, 3, 4, 5, 6]
+    assert (curve.last, curve.best) == (0.05, (6, 0.05))
+
+
 def test_a_report_without_a_step_belongs_to_the_step_that_its_rank_has_reached(replayed):
     logged = [
         each
