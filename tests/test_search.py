@@ -12,8 +12,9 @@ import pytest
 from fake_launcher import Exit, FakeRank
 
 import sparkring
+from sparkring.capture.packing import unpack_names
 from sparkring.engine import api
-from sparkring.engine.foreach.items import Targets
+from sparkring.engine.foreach.items import ITEM, Items, Targets
 from sparkring.engine.foreach.run import ForeachSpec
 from sparkring.engine.options import ForeachOptions
 from sparkring.engine.search.trials import Trials
@@ -23,6 +24,7 @@ from sparkring.history import describe, run_store
 from sparkring.history.record import RunRecord
 from sparkring.runtime.parameters import Parameters
 from sparkring.wire.messages import Metrics
+from sparkring.worker.rank.failures import as_failure
 
 STEPS = 4
 WORSE = optuna.pruners.ThresholdPruner(upper=3.0)  # prunes a trial that reports a larger value
@@ -78,6 +80,36 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
     journal = optuna.storages.journal.JournalFileBackend(f"{result.record.log_folder}/study.journal")
     (summary,) = optuna.get_all_study_summaries(optuna.storages.JournalStorage(journal))
     assert (summary.n_trials, summary.best_trial.params) == (4, {"q": 1}), "other tools can read the study"
+
+
+@pytest.mark.parametrize(
+    ("steps", "compared"),
+    [
+        (range(1, 3), []),
+        (range(1, 5), [2]),
+        (range(4), [1]),
+        (range(100, 500, 100), [200]),
+        (range(1, 9), [2]),
+        (range(1, 31), [2, 8]),
+        (range(1, 101), [5, 20, 80]),
+    ],
+)
+def test_when_trials_are_compared_by_default(steps, compared):
+    """Not at the first report, and not at the last. A trial is pruned if it is worse than the others at such a step."""
+    trials = Trials(grid(range(len(steps) + 2), prune=True))
+    trials.study = optuna.create_study(pruner=optuna.pruners.NopPruner())
+    trials._grid = trials._search.space.grid()
+
+    def is_pruned(number: int, worse_at: int | None = None) -> bool:
+        next(trials)
+        ends = [trials.reported(number, Metrics({"loss": 1.0 + (at == worse_at)}, step=at)) for at in steps]
+        assert not any(ends) or steps[ends.index(True)] == worse_at
+        trials.ended(number, "pruned" if any(ends) else "finished", {"loss": 1.0})
+        return any(ends)
+
+    assert not is_pruned(0)
+    assert not is_pruned(1)
+    assert [at for number, at in enumerate(steps, 2) if is_pruned(number, at)] == compared
 
 
 def test_a_trial_that_fails_is_not_pruned(runs):
@@ -345,6 +377,36 @@ def test_targets_that_do_not_fit(runs):
         list(space)
 
 
+@pytest.mark.parametrize(
+    ("targets", "argument", "value"),
+    [
+        ("q", "", 3),
+        ("(q)", "", 3),
+        ("q,", "", 3),
+        ("trial", "", Parameters(("q",), (3,))),
+        (None, "q", 3),
+        (None, "trial", Parameters(("q",), (3,))),
+    ],
+)
+def test_the_only_parameter_under_its_own_name(tmp_path, targets, argument, value):
+    """The item is the value. The table, the item's name and the study are the same as with any other name."""
+    items = Items(grid([3]), None if targets is None else Targets(targets), argument=argument)
+    items.steering.begin(tmp_path, None)
+    item = items.take()
+    namespace: dict[str, Any] = {}
+    unpack_names(item.parts[0], namespace, item.parts[1:])
+    bound = namespace[ITEM if targets is None else targets.strip("(,)")]
+    assert (bound, type(bound)) == (value, type(value))
+    assert (item.name, item.parameters, items.shown[0]) == ("q=3", {"q": 3}, {"q": 3})
+    assert items.steering.study.trials[0].params == {"q": 3}
+
+
+@pytest.mark.parametrize(("targets", "argument"), [("q", ""), (None, "q")])
+def test_the_name_of_one_of_several_parameters(targets, argument):
+    with pytest.raises(OptionsError, match="`q` is the name of one parameter of the search, but would get all of them"):
+        Items(grid([3], p=[4]), None if targets is None else Targets(targets), argument=argument)
+
+
 def test_parameters():
     found = Parameters(("lr", "width"), (0.1, 64))
     lr, width = found
@@ -353,6 +415,16 @@ def test_parameters():
     assert repr(found) == "Parameters(lr=0.1, width=64)"
     with pytest.raises(AttributeError, match="no parameter 'rate'; its parameters are lr, width"):
         found.rate  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "use", ["trial * 2", "0.5 * trial", "trial - 1", "0 <= trial", "float(trial)", "f'{trial:.2f}'"]
+)
+def test_a_trial_that_is_taken_for_a_number(use):
+    """The error says how to get the value. A tuple would be repeated by `*`."""
+    with pytest.raises(TypeError) as caught:
+        eval(use, {"trial": Parameters(("lr",), (0.1,))})
+    assert "use one of them, as in `trial.lr`" in as_failure(caught.value).advice
 
 
 def test_choices_of_any_kind(runs):

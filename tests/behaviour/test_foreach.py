@@ -364,9 +364,9 @@ def test_rings(pools, spares):
     raises another error.
     """
     pools.notebook["seeds"] = [seed_of(0, number) for number in range(4)]
-    pools.define("import sparkring")
+    pools.define("import sparkring\nfrom optuna.pruners import ThresholdPruner")
     result = pools.run(
-        "(n,) in sparkring.search(n=[0, 1, 2, 3], sampler='grid', minimize='loss')",
+        "(n,) in sparkring.search(n=[0, 1, 2, 3], sampler='grid', minimize='loss', prune=ThresholdPruner(upper=4))",
         """
         import os, time, torch, torch.distributed as dist
         dist.init_process_group("gloo")

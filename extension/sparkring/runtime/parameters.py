@@ -49,5 +49,11 @@ class Parameters(tuple[Any, ...]):
             raise AttributeError(f"the search has no parameter {name!r}; its parameters are {', '.join(self._fields)}")
         return self[name]
 
+    def __mul__(self, other: Any) -> Any:
+        """Refuse to multiply, since a tuple would repeat its values, but the user takes the parameters for a number."""
+        raise TypeError(f"unsupported operand type(s) for *: {type(self).__name__!r} and {type(other).__name__!r}")
+
+    __rmul__ = __mul__
+
     def __repr__(self) -> str:
         return f"Parameters({', '.join(f'{name}={value!r}' for name, value in self._asdict().items())})"

@@ -30,7 +30,8 @@ ITEM = "item"  # if a function is run instead of a cell, tables give its argumen
 class Targets:
     """The targets of a for clause, such as `store, (lr, *rest)`. bind() binds them to an item as a for loop does.
 
-    `names` are the names that the targets bind. Raises OptionsError if the targets contain anything but names.
+    `names` are the names that the targets bind, and `only` is the name if the target is a single name, otherwise "".
+    Raises OptionsError if the targets contain anything but names.
     """
 
     def __init__(self, written: str) -> None:
@@ -40,6 +41,7 @@ class Targets:
         if target is None or any(isinstance(node, ast.Attribute | ast.Subscript) for node in ast.walk(target)):
             raise OptionsError(f"`{self.written}` cannot be bound to items: write only names, as in `store, lr in …`.")
         self.names = tuple(node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+        self.only = target.id if isinstance(target, ast.Name) else ""
         self._code = compile(clause, "<targets>", "exec")
 
     def bind(self, value: Any) -> dict[str, Any]:
@@ -71,7 +73,9 @@ class Problem(NamedTuple):
 class Items:
     """The items of a run, in order.
 
-    Each item is bound to `targets`; without targets, it is passed to a function. `total` is the number of items, or
+    Each item is bound to `targets`; without targets, it is passed to a function, as its parameter `argument`. If a
+    search has a single parameter, and the only target or `argument` has the parameter's name, an item is the
+    parameter's value. `total` is the number of items, or
     None if the iterable has no length and not all items have been taken yet. If the globals of a function in an item
     are `namespace`, the function is sent without its globals, and uses those of the rank. Names for which `stays`
     returns True are not sent with the function. `key_of` maps an item's values to the key under which the item's result
@@ -89,6 +93,7 @@ class Items:
         namespace: Namespace | None = None,
         stays: Callable[[str], bool] = lambda name: False,
         scripts_of: Callable[[Mapping[str, Any]], tuple[tuple[Script, ...], list[str]]] = lambda values: ((), []),
+        argument: str = "",
     ) -> None:
         self._scripts_of = scripts_of
         self.key_of: Callable[[Mapping[str, Any]], str] = lambda values: ""
@@ -101,8 +106,18 @@ class Items:
         except TypeError:
             raise OptionsError(f"foreach() needs something to iterate over, not {type(iterable).__name__}.") from None
         self.steering = self._iterator if isinstance(self._iterator, Steering) else None
-        if self.steering is not None and targets is not None:
-            _check_targets(targets, self.steering.names)
+        self._is_value = False  # whether a trial of the search is bound as its only value
+        if self.steering is not None:
+            name = argument if targets is None else targets.only
+            self._is_value = self.steering.names == (name,)
+            if targets is not None:
+                _check_targets(targets, self.steering.names)
+            if name in self.steering.names and not self._is_value:
+                several = "" if targets is None else f"`{', '.join(self.steering.names)}`, or "
+                raise OptionsError(
+                    f"`{name}` is the name of one parameter of the search, but would get all of them: write {several}"
+                    "another name, such as `trial`."
+                )
         self._targets = targets
         self._namespace = namespace
         self._stays = stays
@@ -133,6 +148,9 @@ class Items:
             self.total = self.taken
             return None
         number, self.taken = self.taken, self.taken + 1
+        parameters = value if isinstance(value, Parameters) else None
+        if self._is_value:
+            (value,) = value
         values = {ITEM: value}
         if self._targets is not None:
             try:
@@ -141,10 +159,9 @@ class Items:
                 summary = f"cannot be unpacked into `{self._targets.written}`: {error}"
                 self.shown[number] = {}
                 return Problem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
-        is_trial = isinstance(value, Parameters)
-        named = value._asdict() if is_trial else values
+        named = values if parameters is None else parameters._asdict()
         self.shown[number] = {name: _shown(each) for name, each in named.items()}
-        name = _described(named) if is_trial else _name(named)
+        name = _name(named) if parameters is None else _described(named)
         try:
             scripts, read = self._scripts_of(values)
         except CaptureError as error:
@@ -164,7 +181,7 @@ class Items:
             return Problem(number, name, failure)
         # Copy the buffers: the iterable may reuse an array for the next item before this item has been sent.
         parts = (packed.payload, *map(bytes, packed.buffers))
-        return Item(number, name, parts, key, scripts, _recorded(named) if is_trial else {})
+        return Item(number, name, parts, key, scripts, {} if parameters is None else _recorded(named))
 
     def forget_from(self, number: int) -> None:
         """Forget the items from `number` on: they were taken, but the run ended before any of them began."""

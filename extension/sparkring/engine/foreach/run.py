@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
-from sparkring.capture.calls import CALLED, check_call, name_of, source_of
+from sparkring.capture.calls import CALLED, check_call, name_of, names_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, captured_call
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import ipython_names
@@ -244,7 +244,8 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
         notebook=notebook_state.gather(),
         parts=(packed.payload, *packed.buffers),
     )
-    items = Items(spec.iterable, None, namespace, ipython_names(namespace).__contains__)
+    (argument,) = names_of(function, (None,))
+    items = Items(spec.iterable, None, namespace, ipython_names(namespace).__contains__, argument=argument)
     captured = captured_call(function, {}, packed)
     code = source_of(function)
     meaning = ""

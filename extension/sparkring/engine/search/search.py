@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkring.engine.search.trials import Trials
 
 TRIALS = 100  # the default
+AUTO = "auto"  # the default pruner, which Trials makes when it knows how often trials report
 _SAMPLERS = ("tpe", "random", "grid", "qmc")
 
 
@@ -62,13 +63,17 @@ def search(
         %%foreach lr, width in trials -n -4
 
     Each item is a trial: a tuple of the parameters' values, in the order of the keywords. With one name, as in
-    `trial in trials`, the values are `trial.lr` and `trial.width`, and `train(**trial)` passes them as keywords. A
-    parameter is a list of choices, a Python range, or a range such as uniform(0, 0.5), log_uniform(1e-5, 1e-1) or
+    `trial in trials`, the values are `trial.lr` and `trial.width`, and `train(**trial)` passes them as keywords. If the
+    search has only one parameter, and the name is that of the parameter, as in `lr in sparkring.search(lr=…)`, each
+    item is the value itself.
+
+    A parameter is a list of choices, a Python range, or a range such as uniform(0, 0.5), log_uniform(1e-5, 1e-1) or
     integer(1, 4).
 
     `minimize` or `maximize` names a metric, which each trial reports with sparkring.log() or through Keras. The last
     value of the metric is the trial's result. With `prune`, a trial ends early if its reports are worse than those of
-    other trials at the same step or epoch (successive halving). `prune` can also be one of Optuna's pruners, or False.
+    other trials at the same step or epoch (successive halving; never at the first report). `prune` can also be one of
+    Optuna's pruners, or False.
 
     `sampler` decides which values are tried next: "tpe" (the default, which follows the results so far), "random",
     "qmc" (evenly spread), "grid" (all combinations), or one of Optuna's samplers. `study` is an Optuna study to
@@ -115,7 +120,7 @@ def search(
     trials = TRIALS if trials is None else int(trials)
     pruner = prune or None
     if prune is True:
-        pruner = optuna.pruners.SuccessiveHalvingPruner() if study is None else study.pruner
+        pruner = AUTO if study is None else study.pruner
     return Search(space, trials, metric, mode, sampler or "tpe", pruner, int(seed), study)
 
 

@@ -8,13 +8,14 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkring.engine.foreach.items import seed_of
 from sparkring.engine.search.journal import JOURNAL, Journal
+from sparkring.engine.search.search import AUTO
 from sparkring.errors import OptionsError
 from sparkring.history.describe import named
 from sparkring.history.events import Failure, ItemEnding, Metrics, SearchBegan, SearchEnded
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 # Attributes of Optuna's trials: the key of the code that a trial ran, and the number of the trial that it repeats.
 CODE, AGAIN = "sparkring_code", "sparkring_again"
 NAMED = 8  # a message names at most this many metrics
+# By default, trials are first compared at the second report, or after a twentieth of the reports if that is later: many
+# trainings only raise the learning rate until then. Trials with fewer than three reports have nothing to save.
+FIRST_REPORT, FRACTION, LEAST_REPORTS = 2, 1 / 20, 3
 LEAST_TRIALS = 8  # with fewer finished trials, the importance of parameters would depend on chance
 
 
@@ -65,6 +69,7 @@ class Trials:
         self._attributes: dict[str, Any] = {}
         self._complete = 0  # how many trials of this run and of earlier ones have ended with a value
         self._grid: Iterator[dict[str, Any]] = iter(())
+        self._end = math.inf  # from this step or epoch on, trials are not pruned, because they are about to end
 
     def __iter__(self) -> Trials:
         return self
@@ -79,9 +84,10 @@ class Trials:
         if self.study is None:
             from optuna.pruners import NopPruner
 
+            pruner = NopPruner() if search.pruner in (None, AUTO) else search.pruner
             copy = None if place is None else place.location / JOURNAL
             self._journal = Journal(folder / JOURNAL, copy, fresh=place is not None and place.fresh)
-            self.study = self._journal.study(code or folder.name, search.mode, search.pruner or NopPruner())
+            self.study = self._journal.study(code or folder.name, search.mode, pruner)
         if code:
             self._attributes = {CODE: code}
             if not place.fresh:  # type: ignore[union-attr] # without a place, there is no code
@@ -122,7 +128,7 @@ class Trials:
             if earlier.state in (TrialState.COMPLETE, TrialState.PRUNED):
                 self._taken += 1
                 if earlier.state == TrialState.COMPLETE:
-                    self._completed()
+                    self._completed(earlier)
                 return self._search.space.values(earlier.params)  # Optuna already knows how this trial ended
             attributes, enqueued = {**attributes, AGAIN: earlier.number}, earlier.params
         elif self._search.sampler == "grid":
@@ -158,7 +164,7 @@ class Trials:
     def _told(self, found: _Running, at: int, value: float) -> bool:
         """Pass a value to Optuna, unless an earlier attempt did so. Return whether Optuna wants to prune the trial."""
         is_new = self._noted(found, at, value)
-        return is_new and self._search.pruner is not None and bool(found.trial.should_prune())
+        return is_new and self._search.pruner is not None and at < self._end and bool(found.trial.should_prune())
 
     def _noted(self, found: _Running, at: int, value: float) -> bool:
         """Pass a value to Optuna, unless an earlier attempt did so. Return whether this was done."""
@@ -190,14 +196,20 @@ class Trials:
                 found.trial.report(value, 0)
             self.study.tell(found.trial, state=TrialState.PRUNED)
         elif ending in ("finished", "kept") and not math.isnan(value):
-            self.study.tell(found.trial, value)
-            self._completed()
+            self._completed(self.study.tell(found.trial, value))
         else:
             self.study.tell(found.trial, state=TrialState.FAIL)
         self._changed()
 
-    def _completed(self) -> None:
+    def _completed(self, trial: Any) -> None:
+        """Take note of a trial that has ended with a value, an Optuna FrozenTrial."""
         self._complete += 1
+        steps = sorted(trial.intermediate_values)
+        if self._search.pruner == AUTO and len(steps) >= LEAST_REPORTS:
+            if math.isinf(self._end):
+                self.study.pruner = _halving(steps)
+                self._end = steps[-1]
+            self._end = max(self._end, steps[-1])
         if self._complete == LEAST_TRIALS:
             # optuna.importance imports scikit-learn, which takes seconds, so a thread imports it while trials are
             # running.
@@ -214,6 +226,14 @@ class Trials:
     def summary(self) -> SearchEnded | None:
         found = _importance(self.study, self.names) if self._complete >= LEAST_TRIALS else {}
         return SearchEnded(time.time(), found) if found else None
+
+
+def _halving(steps: Sequence[int]) -> Any:
+    """Return the default pruner, for trials that report at about the same steps (or epochs) as a trial that ended."""
+    from optuna.pruners import SuccessiveHalvingPruner
+
+    first = steps[max(FIRST_REPORT, math.ceil(len(steps) * FRACTION)) - 1]
+    return SuccessiveHalvingPruner(min_resource=max(1, first))
 
 
 def _sampler(wanted: Any, seed: int) -> Any:

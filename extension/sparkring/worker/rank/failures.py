@@ -202,6 +202,11 @@ def _advice(error: BaseException) -> str:
         return (
             "A TFRecord file is damaged. To find out which one, read the files with `for batch in tfrecords(…): pass`."
         )
+    if isinstance(error, TypeError | ValueError) and _takes_trial_for_value(error):
+        return (
+            "The item is a trial of a search, with all its parameters: use one of them, as in `trial.lr`, or name them "
+            "in the for clause, as in `lr, width in trials`."
+        )
     if isinstance(error, MemoryError):
         return "The rank ran out of memory: use fewer ranks per machine, smaller batches, or a shard of the data."
     if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
@@ -221,6 +226,11 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, ImportError) and "horovod" in str(error).lower():
         return "This Horovod was not built for that framework: run `sparkring-build-horovod --install --force`."
     return ""
+
+
+def _takes_trial_for_value(error: BaseException) -> bool:
+    """Return whether an error's message names the class of a search's trials, or has the repr() of a trial."""
+    return "sparkring.runtime.parameters" in sys.modules and re.search(r"\bParameters\b", _text_of(error)) is not None
 
 
 def _fits_among_workers(error: BaseException) -> bool:
