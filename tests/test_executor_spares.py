@@ -14,6 +14,7 @@ import psutil
 import pytest
 from leaks import runs
 from pyspark import SparkFiles
+from spares import check_streams
 from waiting import until
 
 from sparkring.errors import RunFailed
@@ -63,6 +64,10 @@ def test_forked_ranks_are_like_new_processes(tasks, spares, monkeypatch):
     assert [value[0] for value in (*first, *again, *new)] == [FORKED] * 4 + [NEW] * 2
     assert len({str(value[1]) for value in (*first, *again, *new)}) == 1
     assert all(len(set(drawn)) == 4 for drawn in zip(*(value[2:] for value in (*first, *again)), strict=True))
+
+
+def test_what_imports_bind_to_the_streams(tasks, spares, tmp_path, monkeypatch):
+    check_streams(tasks, tmp_path, monkeypatch)
 
 
 def test_the_ends_of_forked_ranks(tasks, spares):

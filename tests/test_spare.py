@@ -81,6 +81,10 @@ def test_a_first_launch_imports_once(local, spares, tmp_path, monkeypatch):
     assert local.run(f"import another\n{ahead}", 1, env=env).value == ("another",)
 
 
+def test_what_imports_bind_to_the_streams(local, spares, tmp_path, monkeypatch):
+    spare_processes.check_streams(local, tmp_path, monkeypatch)
+
+
 def test_horovod_and_pools_on_forked_ranks(local, spares, monkeypatch):
     new(spares, "torch", "horovod.torch")
     ready(spares)

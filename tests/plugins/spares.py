@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -78,3 +80,76 @@ def forked(size: int, *modules: str) -> Iterator[None]:
     for source in begun:
         source.close()  # the process ends with its last member
     _sources[:] = [source for source in [*_sources, *begun] if not source.ended]
+
+
+BINDS_STREAMS = """
+import faulthandler, logging, os, sys, warnings
+import absl.logging, click
+
+absl.logging.use_absl_handler()  # as TensorFlow does; its handler closes its stream if this is not sys.stderr
+handler = logging.StreamHandler()
+copies = {1: os.dup(1), 2: os.dup(2)}
+stderr, write, own_stderr = sys.stderr, sys.stdout.write, sys.__stderr__
+by_descriptor = os.fdopen(os.dup(2), "w")
+opened = open("/dev/stderr", "w")
+stated = sys.stdout.isatty(), sys.stdout.seekable(), sys.stdout.encoding, sys.stdout.line_buffering
+faulthandler.enable(stderr)
+click.echo("printed by the import")
+
+
+def show(message, category, filename, lineno, file=None, line=None):
+    print(message, file=stderr)
+
+
+warnings.showwarning = show
+"""
+
+
+def check_streams(ring: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that what an import has bound to the streams of a spare process writes to the streams of its ranks."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "binds_streams.py").write_text(BINDS_STREAMS)
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setattr(spare, "FRAMEWORKS", spare.FRAMEWORKS | {"binds_streams"})
+    env = (("OMP_NUM_THREADS", "2"), ("PYTHONPATH", os.pathsep.join((str(packages), *sys.path))))
+    source = """
+        import binds_streams as b
+        import logging.config, os, sys, warnings
+        from absl import logging as absl_logging
+        from sparkring.worker.rank import preloads
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})  # closes all handlers
+        absl_logging.warning("by absl")
+        b.handler.emit(logging.makeLogRecord({"msg": "by a handler"}))
+        warnings.warn("by warnings")
+        b.write("by a method\\n")
+        print("by the import's stream", file=b.stderr)
+        print("by its descriptor", file=b.by_descriptor, flush=True)
+        print("by a file that it has opened", file=b.opened, flush=True)
+        b.click.echo("by click")
+        for fd, copy in b.copies.items():
+            os.write(copy, f"by a copy of {fd}\\n".encode())
+        same = sys.stderr is b.stderr is b.own_stderr is sys.__stderr__
+        preloads.ahead, same, b.stated, (sys.stdout.isatty(), sys.stdout.seekable()), os.get_inheritable(b.copies[1])
+    """
+    for size in (1, 2):
+        expected = [(("binds_streams",), True, (False, False, "utf-8", True), (False, False), False)] * size
+        assert ring.run(source, size, env=env).values == expected
+        for rank in range(size):
+            lines = [(line.stream, line.text) for line in ring.view.record.recent if line.rank == rank]
+            assert sorted(text for stream, text in lines if stream == "stdout") == [
+                "by a copy of 1",
+                "by a method",
+                "by click",
+            ]
+            texts = [text for stream, text in lines if stream == "stderr"]
+            texts.remove("WARNING: Logging before flag parsing goes to stderr.")
+            assert "by absl" in texts.pop(0)
+            assert texts == [
+                "by a handler",
+                "by warnings",
+                "by the import's stream",
+                "by its descriptor",
+                "by a file that it has opened",
+                "by a copy of 2",
+            ]

@@ -32,7 +32,7 @@ from sparkring.runtime.world import World
 from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError, dial, pair
 from sparkring.wire.ticket import Ticket
-from sparkring.worker.member import process, usage
+from sparkring.worker.member import process, streams, usage
 from sparkring.worker.member.gpus import Meter, resolved
 from sparkring.worker.member.network import free_port, interface_of
 from sparkring.worker.member.pipe import Pipe
@@ -463,9 +463,9 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
     for fd in (out_r, err_r, stack_r):
         os.close(fd)
     null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (out_w, 1), (err_w, 2)):
-        os.dup2(source, target)
-        os.close(source)
+    os.dup2(null, 0)
+    os.close(null)
+    streams.connect(out_w, err_w)
     if ticket.rows >= 0:
         os.set_inheritable(ticket.rows, False)
     from sparkring.worker.rank.rank import Rank

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sparkring.wire.ticket import SPARE_READY, SpareOrder
-from sparkring.worker.member import member, process
+from sparkring.worker.member import member, process, streams
 
 TICK_S = 1.0
 LOWEST = 19  # the priority during imports in the background
@@ -70,26 +70,16 @@ def prepare(modules: Sequence[str], *, in_background: bool) -> bool:
 
     What the imports print is discarded. Raise an error if a module cannot be imported.
     """
-    stderr = os.dup(2)
-    with open(os.devnull, "r+b") as null:
-        for fd in (0, 2):
-            os.dup2(null.fileno(), fd)
-    _import(modules, in_background=in_background)
-    if not _may_fork():
-        return False
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(stderr, 2)
-    os.close(stderr)
-    return True
+    with streams.discarded():
+        _import(modules, in_background=in_background)
+        return _may_fork()
 
 
 def _import(modules: Sequence[str], *, in_background: bool) -> None:
     """Import the modules as a rank would; with `in_background`, at a low priority."""
     from sparkring.capture import packing  # noqa: F401 - ranks import it, too
-    from sparkring.worker.rank import imports, libraries, preloads, rank
+    from sparkring.worker.rank import imports, libraries, preloads, rank  # noqa: F401
 
-    rank.open_streams()
     libraries.prepare()
     imports.note_order(preloads.FRAMEWORKS)
     preloads.ahead = tuple(modules)

@@ -27,7 +27,7 @@ from sparkring.runtime.interrupts import held_back
 from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError
 from sparkring.worker import keras_hooks
-from sparkring.worker.member import process
+from sparkring.worker.member import process, streams
 from sparkring.worker.member.network import free_port
 from sparkring.worker.rank import children, collectives, displays, imports, libraries, preloads, shell, stdin
 from sparkring.worker.rank.cell import compile_cell
@@ -68,7 +68,7 @@ class Rank:
         self.stream: BatchWork | None = None  # if a stream uses the rank: what it runs for each micro-batch
         self.stack_fd = stack_fd
         signal.signal(signal.SIGINT, _pass_over)
-        open_streams()
+        streams.open_streams()
         stacks.install(stack_fd)
         self.namespace = _fresh_main()
         self.names_told: set[str] = set()
@@ -100,7 +100,7 @@ class Rank:
         while True:
             readable, _, _ = select.select([self.home], [], [], FLUSH_EVERY_S)
             with flushing:
-                _flush()
+                streams.flush()
             if self.interrupt_waits:
                 signal.pthread_kill(main_thread, signal.SIGINT)  # interrupt() checks again whether to wait
             if not readable:
@@ -219,7 +219,7 @@ class Rank:
             else:
                 # If another rank's exit has caused the failure, one line is enough: the other rank's traceback matters.
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
-            _flush()
+            streams.flush()
             self.tell(messages.Failed(failure, self.news()))
 
     def interrupt(self, number: int, frame: types.FrameType | None) -> None:
@@ -325,7 +325,7 @@ class Rank:
                 problem = f"{type(error).__name__}: {error}"
             values.append(messages.PackedValue(name, type_name(item), len(pieces), problem))
             parts += pieces
-        _flush()
+        streams.flush()
         self.home.send(messages.Done(tuple(values), missing, report.short_repr(value), self.news(), tuple(parts)))
 
 
@@ -359,23 +359,8 @@ def _fresh_main() -> dict[str, Any]:
     return module.__dict__
 
 
-def open_streams() -> None:
-    """Open the standard streams. Output is UTF-8 and line-buffered, so little is lost if the process is killed."""
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-
-
 def _pass_over(number: int, frame: object) -> None:
     """Ignore SIGINT before and after the user's code. Programs that a cell starts do not inherit this handler."""
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # the user closed or removed the stream
-            stream.flush()
 
 
 def _print(text: str) -> None:
@@ -385,5 +370,5 @@ def _print(text: str) -> None:
 
 def _leave_forked_child(code: int) -> None:
     """Exit this process, which the cell has forked. It is not a rank, and must not report that the cell has ended."""
-    _flush()
+    streams.flush()
     os._exit(code)
