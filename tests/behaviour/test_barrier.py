@@ -64,6 +64,53 @@ def test_the_context_is_sparks(barrier):
     assert values == [(rank, rank, 0, {}, 3, True, gathered, 3, []) for rank in range(3)]
 
 
+CONTEXT = """
+import shipped_module
+from pyspark import BarrierTaskContext, SparkFiles, TaskContext
+
+task = TaskContext.get()
+(task.partitionId(), task.attemptNumber(), task.stageId(), task.taskAttemptId(), task.cpus(), task.resources(),
+ task.getLocalProperty("test.property"), BarrierTaskContext.get().allGather(str(task.partitionId())),
+ open(SparkFiles.get("shipped.txt")).read(), shipped_module.value)
+"""
+
+
+@pytest.mark.standalone("the context belongs to the executors' tasks")
+def test_every_rank_in_a_task_has_its_context(spark, tasks, spark_gang, tmp_path):
+    """Whichever magic starts it, a rank has the values of its task, and the files that Spark ships to it."""
+    (tmp_path / "shipped.txt").write_text("shipped")
+    (tmp_path / "shipped_module.py").write_text("value = 7")
+    spark.sparkContext.addFile(str(tmp_path / "shipped.txt"))
+    spark.sparkContext.addPyFile(str(tmp_path / "shipped_module.py"))
+    spark.sparkContext.setLocalProperty("test.property", "here")
+    try:
+        ring = tasks.run(CONTEXT, 2).values
+        spark_gang.start(2).cell("0")
+        warm = spark_gang.values(CONTEXT)
+    finally:
+        spark.sparkContext.setLocalProperty("test.property", None)
+    for values in (ring, warm):
+        partitions, attempts, stages, ids, *rest = zip(*values, strict=True)
+        assert (partitions, attempts, len(set(stages)), len(set(ids))) == ((0, 1), (0, 0), 1, 2)
+        assert rest == [(1, 1), ({}, {}), ("here",) * 2, (["0", "1"],) * 2, ("shipped",) * 2, (7, 7)]
+    assert {stage for _, _, stage, *_ in ring}.isdisjoint(stage for _, _, stage, *_ in warm)
+
+
+def test_a_rank_on_this_machine_is_in_no_task(local):
+    """As on a driver, there is no context, and pyspark itself says that there is no barrier stage."""
+    cell = """
+        import sys
+
+        assert "pyspark" not in sys.modules
+        from pyspark import BarrierTaskContext, TaskContext
+
+        assert TaskContext.get() is None
+        BarrierTaskContext.get()
+    """
+    with pytest.raises(RunFailed, match="not in a barrier stage"):
+        local.run(cell, 1)
+
+
 def test_the_barrier_is_one(barrier):
     """No rank passes the barrier before the last one has reached it."""
     values = barrier(

@@ -304,6 +304,7 @@ def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
         "n in range(300)",
         """
         import os, sparkring, time
+        from pyspark import BarrierTaskContext, TaskContext
         if n < 4:  # wait until four items run at once
             (folder / f"{n}").touch()
             while len(os.listdir(folder)) < 4:
@@ -314,13 +315,17 @@ def test_more_at_once_than_spark_has_slots(spark, pools, tmp_path):
                 sparkring.foreach(len, ["a"], np=2)
             except sparkring.errors.OptionsError as error:
                 refused = str(error)
-        n * 2, refused, os.getpid()
+        task = TaskContext.get()
+        in_barrier = isinstance(task, BarrierTaskContext)
+        n * 2, refused, os.getpid(), (task.stageId(), task.taskAttemptId(), task.resources(), in_barrier)
         """,
         20,
     )
-    assert [value for value, _, _ in result.values] == [n * 2 for n in range(300)]
+    assert [value[0] for value in result.values] == [n * 2 for n in range(300)]
     assert "call it in the notebook, or use a loop" in result.values[7][1]
-    assert len({pid for *_, pid in result.values}) == most == 4
+    assert len({pid for _, _, pid, _ in result.values}) == most == 4
+    of_tasks = {task[:2]: task[2:] for *_, task in result.values}
+    assert list(of_tasks.values()) == [({}, False)] * 4
     assert (result.record.where, result.record.items.at_once) == ("spark", 20)
     assert set(result.table.attempts) == {1}
     assert pools.run("n in []", "n").values == []

@@ -183,6 +183,9 @@ attempt("as they are", 2)
 attempt("one each", 2, gpus=1)
 attempt("none", 2, gpus=0)
 attempt("too few", 2, gpus=3)
+IN_TASK = "from pyspark import TaskContext\\nfrom sparkring import world\\n" \
+    "gpu = TaskContext.get().resources()['gpu']\\n(gpu.name, list(gpu.addresses), list(world().gpus))"
+found["in tasks"] = run(IN_TASK, 2).values
 used(2)
 found["cluster slots"] = slots_table()
 found["pynvml"] = run("import pynvml; pynvml.__file__", 1).value
@@ -322,6 +325,7 @@ def test_spark(driver, four_gpus, gpu_cluster):
         assert len(set(in_order)) == 2 * each, "no GPU is given twice"
         assert seen == {(",".join(in_order), "PCI_BUS_ID")}, "all GPUs of the node, in the order of local ranks"
     assert [value[:2] for value in found["none"]] == [[[], ""]] * 2
+    assert [(name, own == given, len(own)) for name, own, given in found["in tasks"]] == [("gpu", True, 2)] * 2
     assert found["too few"].startswith("LaunchError: needs 3 GPUs for each task, but Spark assigns 2 (spark://")
     for setting in ("spark.task.resource.gpu.amount=3", "spark.executor.resource.gpu.amount", "discoveryScript"):
         assert setting in found["too few"]

@@ -55,7 +55,7 @@ class Ticket(NamedTuple):
     `first` and `last` are paths that the member adds at the beginning and at the end of its sys.path. `cleanup` is a
     folder to remove when the member exits, or ''. `prefix` is sys.prefix of the notebook's Python. `gpus` are the
     addresses of the GPUs that only this rank uses. In a Spark task, `context` is the content of the task's
-    BarrierTaskContext, packed by worker/spark_task.py. `rows` is the open file descriptor from which the rank reads the
+    TaskContext, packed by worker/spark_task.py. `rows` is the open file descriptor from which the rank reads the
     rows of its partition, or -1.
     """
 

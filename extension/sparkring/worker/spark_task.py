@@ -131,20 +131,21 @@ def _of_task(context: Any, gpus: int | None) -> dict[str, Any]:
     """Return the fields of the Ticket that are different for each task."""
     from pyspark import SparkFiles
 
-    root = SparkFiles.getRootDirectory()  # files from addPyFile() are below it, on the sys.path of Spark's workers only
+    # Files from addPyFile() are below this folder, on the sys.path of Spark's workers only. In an executor of a
+    # standalone cluster, it is relative to the working folder, which will be another one on the rank.
+    root = SparkFiles.getRootDirectory()
     held = context.resources().get("gpu")
     # The rank's context needs the port or path of the executor's socket, and the secret. These are attributes of the
     # class. Their names differ between versions of pyspark, so take all attributes that are strings or numbers.
+    kind = type(context)
     shared = {
-        name: value
-        for name, value in vars(type(context)).items()
-        if isinstance(value, (int, str)) and not name.startswith("__")
+        name: value for name, value in vars(kind).items() if isinstance(value, (int, str)) and not name.startswith("__")
     }
     return {
         "member": context.partitionId(),
-        "first": [entry for entry in sys.path if entry.startswith(root)],
+        "first": [os.path.abspath(entry) for entry in sys.path if entry.startswith(root)],
         "gpus": held.addresses[:gpus] if held else [],
-        "context": pickle.dumps((vars(context), shared)).hex(),
+        "context": pickle.dumps((kind, vars(context), shared, os.path.abspath(root))).hex(),
     }
 
 

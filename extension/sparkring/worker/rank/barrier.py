@@ -1,12 +1,7 @@
-"""Gives a %%barrier cell its additional variables: the Spark task's context and the rows of the task's partition.
-
-Spark's BarrierTaskContext talks to the executor through a local socket. To connect, it needs only the socket's port and
-a secret, or the socket's path. So it also works in the rank, which is another process on the same machine.
-"""
+"""Gives a %%barrier cell its additional variables: the Spark task's context and the rows of the task's partition."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,20 +10,11 @@ from sparkring.errors import DataError
 from sparkring.wire.ticket import ROWS_END
 
 
-def names(context: str, rows: int) -> dict[str, Any]:
-    """Return the variables that the cell is given. `context` and `rows` are the fields of the Ticket.
+def names(rows: int) -> dict[str, Any]:
+    """Return the variables that the cell is given. `rows` is the field of the Ticket."""
+    from pyspark import BarrierTaskContext
 
-    From now on, TaskContext.get() also returns Spark's context.
-    """
-    from pyspark import BarrierTaskContext, TaskContext
-
-    held, shared = pickle.loads(bytes.fromhex(context))
-    for name, value in shared.items():
-        setattr(BarrierTaskContext, name, value)
-    found = BarrierTaskContext._getOrCreate()
-    vars(found).update(held)
-    TaskContext._setTaskContext(found)
-    return {"context": found, "rows": Rows(rows)}
+    return {"context": BarrierTaskContext.get(), "rows": Rows(rows)}
 
 
 class Rows(Iterator[Any]):

@@ -29,7 +29,17 @@ from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError
 from sparkring.worker import keras_hooks
 from sparkring.worker.member import process, streams
 from sparkring.worker.member.network import free_port
-from sparkring.worker.rank import children, collectives, displays, imports, libraries, preloads, shell, stdin
+from sparkring.worker.rank import (
+    children,
+    collectives,
+    displays,
+    imports,
+    libraries,
+    preloads,
+    shell,
+    stdin,
+    task_context,
+)
 from sparkring.worker.rank.cell import compile_cell
 from sparkring.worker.rank.failures import as_failure
 from sparkring.worker.rank.own_modules import OwnModules
@@ -50,7 +60,7 @@ class Rank:
 
     def __init__(self, home: Connection, stack_fd: int, context: str, rows: int) -> None:
         self.home = home
-        self.task = (context, rows)
+        self.rows = rows
         self.pid = os.getpid()
         # With the default threshold of 700 new objects, garbage collection would account for a fifth of the time that
         # the import of a framework takes.
@@ -81,6 +91,7 @@ class Rank:
         quiet.silence_when_imported()
         children.prepare_children(children.main_of_rank)
         libraries.prepare()
+        task_context.provide(context)
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
     def tell(self, message: messages.Told | messages.Failed | messages.Importing) -> None:
@@ -296,8 +307,8 @@ class Rank:
         if request.barrier:
             from sparkring.worker.rank import barrier  # not at the top, since other cells do not need it
 
-            self.namespace.update(barrier.names(*self.task))
-            self.task = (self.task[0], -1)  # the rows can be read only once
+            self.namespace.update(barrier.names(self.rows))
+            self.rows = -1  # the rows can be read only once
         self.loaded = True
         return compile_cell(request.source, stacks.cell_name(self.cells)).run(self.namespace)
 
