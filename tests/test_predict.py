@@ -499,6 +499,68 @@ def test_columns_of_all_kinds(spark, no_folder_left):
     assert told["price"] == "object Decimal('0.000000')"
 
 
+# Each form in which columns can be named, with the first row's array.
+FORMS = {
+    "a number": ("real", np.float32(1)),
+    "a list of one": (["real"], np.array([1], np.float32)),
+    "a tuple of one": (("whole",), np.array([1], np.int64)),
+    "a list of several": (["real", "whole"], np.array([1, 1], np.float64)),
+    "a list of one decimal": (["price"], np.array([0.25])),
+    "a list of one text": (["text"], np.array(["a1"], object)),
+    "text": ("text", "a1"),
+    "an array": ("pair", np.array([1, 2.0])),
+    "a list of one array": (["pair"], np.array([1, 2.0])),
+    "nested arrays": (["nested"], np.array([[1, 1], [2, 3]])),
+    "a vector": ("vector", np.array([1, 2.0])),
+    "a list of one vector": (["vector"], np.array([1, 2.0])),
+    "vectors, arrays and numbers": (["vector", "real", "pair", "flag"], np.array([1, 2, 1, 1, 2, 1.0])),
+}
+
+
+def test_predict_and_shards_read_the_same_arrays(spark, tmp_path, monkeypatch, no_folder_left):
+    """A name is an array [rows, …] of a column's values, and a list is an array [rows, columns], even if it has one."""
+    from pyspark.ml.functions import array_to_vector
+
+    monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "cache"))
+    frame = spark.sql("""
+        SELECT cast(id AS float) AS real, id AS whole, cast(id / 4 AS decimal(9, 2)) AS price, 'a' || id AS text,
+               array(id, 2D) AS pair, array(array(id, 1), array(2, 3)) AS nested, id = 1 AS flag
+        FROM range(1, 5, 1, 1)
+    """)
+    frame.write.parquet(str(tmp_path / "files"))
+    groups = {form: group for form, (group, _) in FORMS.items()}
+    stored = {form: group for form, group in groups.items() if "vector" not in group and group != ["price"]}
+
+    def shown(array):
+        return [f"{array.dtype} {array.shape[1:]} {row!r}" for row in array.tolist()]
+
+    def model(batch):
+        rows = zip(*map(shown, batch.values()), strict=True)
+        return {"shown": ["; ".join(row) for row in rows]}
+
+    computed = frame.withColumn("vector", array_to_vector("pair"))
+    files = spark.read.parquet(str(tmp_path / "files"))
+    for source, inputs in ((computed, groups), (files, stored)):
+        (batch,) = sparkring.shards(source, 4, columns=inputs, shuffle=False).as_numpy()
+        for form, array in batch.items():
+            expected = np.asarray(FORMS[form][1])
+            assert array.shape[1:] == expected.shape, form
+            assert array.dtype == (object if expected.dtype.kind == "U" else expected.dtype), form
+            assert np.array_equal(array[0], expected), form
+        scored = sparkring.predict(source, model, inputs=inputs, idle_s=0.3)
+        assert [row.shown for row in scored.select("shown").collect()] == model(batch)["shown"]
+
+
+def test_a_shape_that_does_not_fit_is_told_with_the_way_out(frame):
+    """If a model cannot use arrays of shape [rows], the error shows how to combine them in one array."""
+    import torch
+
+    hint = r"For one array of shape \[rows, 2\], write inputs={'id': \['id', 'rest'\]}"
+    with pytest.raises(DataError, match=hint):
+        sparkring.predict(frame, torch.nn.Linear(2, 1), inputs=["id", "rest"])
+    assert "prediction" in sparkring.predict(frame, torch.nn.Linear(1, 1), inputs={"x": ["a.b"]}).columns
+
+
 @pytest.mark.versions("metadata columns of Spark")
 def test_files_are_read_by_the_model_process(spark, tmp_path, no_folder_left):
     """If the model's columns are stored in Parquet files, Spark sends only the numbers of the rows.

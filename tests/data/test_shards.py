@@ -665,9 +665,11 @@ def test_it_says_what_it_is(numbered):
         ({"rank": "0", "size": 2}, "rank='0', size=2: give both"),
         ({"columns": "x"}, r"write columns=\['x'\]"),
         ({"columns": ["z"]}, "no column `z`"),
-        ({"columns": 3}, "columns=3: expected names of columns"),
-        ({"columns": {"a": ["x", 3]}}, "expected names of columns"),
+        ({"columns": 3}, "columns=3: expected a list of names of columns"),
+        ({"columns": {"a": ["x", 3]}}, "expected a list of names"),
         ({"columns": {"a": []}}, "`a` has no columns"),
+        ({"columns": {"x", "y"}}, "expected a list of names"),
+        ({"columns": [("x", "y")]}, "expected a list of names"),
         ({"fill": {"z": 0}}, "fill names `z`"),
         ({"raw": {"z": ("u1", (3,))}}, "raw names `z`"),
         ({"raw": {"x": "uint8"}}, "expected a dtype and a shape"),
@@ -709,7 +711,7 @@ def test_fewer_rows_than_the_ranks_batches_need(numbered):
 
 def test_columns_that_cannot_stand_side_by_side(numbered):
     """Only columns of numbers can be combined in one array."""
-    with pytest.raises(DataError, match="but only columns of numbers"):
+    with pytest.raises(DataError, match="only columns of numbers"):
         shards(numbered, 8, columns={"in": ["x", "s"]}).spec  # noqa: B018
     with pytest.raises(DataError, match="no column `q`"):
         shards(numbered, 8).as_numpy("q")

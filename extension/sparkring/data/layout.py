@@ -19,6 +19,7 @@ Array = Any  # numpy.ndarray
 Batch = dict[str, Array]
 Transform = Callable[[Batch], Mapping[str, Any]]
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
+Group = str | tuple[str, ...]  # one column as it is, or columns side by side in one array [rows, columns]
 
 
 class Spec(NamedTuple):
@@ -38,7 +39,7 @@ class Layout:
     """
 
     data: str
-    groups: Mapping[str, tuple[str, ...]]
+    groups: Mapping[str, Group]
     making: Making
     dtype: np.dtype[Any] | None
     transform: Transform | None
@@ -105,10 +106,11 @@ class Layout:
 
     def _columns(self, batch: pa.RecordBatch) -> Batch:
         found = {}
-        for name, members in self.groups.items():
-            exact = len(members) == 1  # if an array combines several columns, decimals become floats
+        for name, group in self.groups.items():
+            exact = isinstance(group, str)  # side by side, decimals become floats
+            members = members_of(group)
             parts = [to_numpy(batch.column(each), each, self.making, self.dtype, exact=exact) for each in members]
-            found[name] = parts[0] if len(parts) == 1 else _side_by_side(parts, members, name, self.dtype)
+            found[name] = parts[0] if exact else _side_by_side(parts, members, name, self.dtype)
         return found
 
     def _transformed(self, batch: Batch) -> Batch:
@@ -140,7 +142,12 @@ class Layout:
                 )
 
 
-def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tuple[str, ...]] | None:
+def members_of(group: Group) -> tuple[str, ...]:
+    """Return the columns from which an array is made."""
+    return (group,) if isinstance(group, str) else group
+
+
+def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, Group] | None:
     """Return the columns of each array of a batch, or None if `columns` is None. `option` is the argument's name."""
     if columns is None:
         return None
@@ -148,13 +155,19 @@ def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, tup
         raise DataError(f"{option}={columns!r} is a string: write {option}=[{columns!r}].")
     try:
         named = columns if isinstance(columns, Mapping) else {name: name for name in columns}
-        found = {name: (each,) if isinstance(each, str) else tuple(each) for name, each in named.items()}
-        wrong = any(not isinstance(member, str) for members in found.values() for member in members)
+        found = {name: each if isinstance(each, str) else tuple(each) for name, each in named.items()}
+        members = [member for group in found.values() for member in members_of(group)]
+        # The order of a set differs from process to process.
+        unordered = any(isinstance(part, set | frozenset) for part in (columns, *named.values()))
+        wrong = unordered or not all(isinstance(name, str) for name in (*found, *members))
     except TypeError:
         wrong = True
     if wrong:
-        raise DataError(f"{option}={columns!r}: expected names of columns, as in {option}=['x', 'y'].")
-    empty = next((name for name, members in found.items() if not members), None)
+        raise DataError(
+            f"{option}={columns!r}: expected a list of names of columns, as in {option}=['x', 'y'], or a dict of "
+            f"arrays, as in {option}={{'x': ['a', 'b'], 'y': 'c'}}."
+        )
+    empty = next((name for name, group in found.items() if not group), None)
     if empty is not None:
         raise DataError(f"{option}: `{empty}` has no columns.")
     return found
@@ -184,12 +197,17 @@ def _words(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
 
 
 def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str, dtype: np.dtype[Any] | None) -> Array:
-    """Return columns of numbers as one array [rows, columns], which is of type `dtype` if any of them are floats."""
+    """Return columns as one array [rows, columns], which is of type `dtype` if any of them are floats.
+
+    A single column can have any type. Several columns must be numbers.
+    """
+    if len(parts) == 1:
+        return parts[0][:, None] if parts[0].ndim == 1 else parts[0]
     for part, member in zip(parts, members, strict=True):
         if part.ndim > 2 or part.dtype.kind not in "biuf":
             raise DataError(
-                f"columns={{'{name}': …}}: `{member}` is {_words(part.shape[1:], part.dtype)}, but only columns of "
-                "numbers can be combined."
+                f"the array `{name}` combines several columns, but `{member}` is "
+                f"{_words(part.shape[1:], part.dtype)}: only columns of numbers can be combined."
             )
     parts = [part[:, None] if part.ndim == 1 else part for part in parts]
     shape = len(parts[0]), sum(part.shape[1] for part in parts)

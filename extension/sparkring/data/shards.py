@@ -14,7 +14,18 @@ import pyarrow as pa
 from sparkring.data import plan as planning
 from sparkring.data.columns import changes_with_nulls, has_nulls, holds_nulls
 from sparkring.data.dataset import Dataset, Source, having_nulls, open_dataset
-from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, dtype_of, groups_of, making_of
+from sparkring.data.layout import (
+    Array,
+    Batch,
+    Columns,
+    Layout,
+    Spec,
+    Transform,
+    dtype_of,
+    groups_of,
+    making_of,
+    members_of,
+)
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
 from sparkring.data.progress import Progress, Route
 from sparkring.data.reader import Ahead, Window, first_rows, windows
@@ -96,8 +107,9 @@ def shards(
         or a Spark DataFrame, which is written once to the folder `cache`, and read from there.
     batch_size: the number of rows in a batch of this rank.
     columns: the names of the columns to read (default: all), or a dict that describes the arrays of a batch. A key of
-        this dict is the name of an array. Its value is the name of a column, or a list of numeric columns, which
-        become one array [rows, columns].
+        this dict is the name of an array. Its value is the name of a column, which becomes an array [rows, …] of its
+        values, or a list of numeric columns, which become one array [rows, columns]. A list of one column of numbers
+        becomes an array [rows, 1].
     where: a row filter, as in "speed > 3 and city == 'Ulm'". A list in the form of pyarrow's `filters`, or an Arrow
         expression, is also accepted.
     transform: a function that is called with each batch (a dict of arrays [rows, …]) and returns the dict of arrays
@@ -127,10 +139,10 @@ def shards(
         raise DataError(f"remainder={remainder!r}: expected one of {', '.join(map(repr, REMAINDERS))}.")
     seat = planning.seat(rank, size)
     groups = groups_of(columns)
-    names = None if groups is None else [name for members in groups.values() for name in members]
+    names = None if groups is None else [name for group in groups.values() for name in members_of(group)]
     dataset = _open(source, names, where, cache)
     if groups is None:
-        groups = {name: (name,) for name in dataset.columns}
+        groups = {name: name for name in dataset.columns}
     making = making_of(fill, raw, dataset.columns, "columns to be read")
     depends = [each.name for each in dataset.schema if changes_with_nulls(each.type) and each.name not in making.fill]
     making = replace(making, nulls=having_nulls(dataset, depends), spark=dataset.spark)
@@ -387,14 +399,13 @@ class Shards:
                         "hold: return numbers, str or bytes, or leave it out."
                     )
                 continue
-            member, *others = self.layout.groups[name]
-            if (
-                others or member in self.layout.making.raw
-            ):  # several columns in one array are numbers, and so are `raw` arrays
+            group = self.layout.groups[name]
+            member, *others = members_of(group)
+            if others or member in self.layout.making.raw:  # several columns are numbers, and so are `raw` arrays
                 continue
             nulls = self._nulls(member) > 0 or member in self.layout.making.nulls
             kind = self.dataset.schema.field(member).type
-            error = refused(member, kind, nulls=nulls, floats=self.layout.dtype is not None)
+            error = refused(member, kind, nulls=nulls, floats=self.layout.dtype is not None or group != member)
             if error is not None:
                 raise error
         return wanted

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import pyarrow as pa
 
 from sparkring.checkpointing.store import Store, Which, checkpoints
-from sparkring.data.layout import Columns, Layout, Transform, dtype_of, groups_of, making_of
+from sparkring.data.layout import Columns, Group, Layout, Transform, dtype_of, groups_of, making_of, members_of
 from sparkring.errors import DataError, OptionsError
 from sparkring.inference import outputs, predictors
 from sparkring.inference.inputs import Described
@@ -99,14 +99,14 @@ class Settings:
             )
 
     @functools.cached_property
-    def groups(self) -> dict[str, tuple[str, ...]]:
+    def groups(self) -> dict[str, Group]:
         """The columns of each input, by the input's name."""
         return groups_of(self.inputs, "inputs") or {}
 
     @property
     def used(self) -> tuple[str, ...]:
         """The columns of all inputs."""
-        return tuple(dict.fromkeys(name for members in self.groups.values() for name in members))
+        return tuple(dict.fromkeys(name for group in self.groups.values() for name in members_of(group)))
 
     @property
     def by_name(self) -> bool:
@@ -205,8 +205,17 @@ class Settings:
         except Exception as error:  # the model is the user's code
             given = ", ".join(f"`{name}`: {outputs.described(array)}" for name, array in arrays.items())
             raise DataError(
-                f"the model failed on the first {len(rows)} rows: {told(error)}. Its inputs were {given}."
+                f"the model failed on the first {len(rows)} rows: {told(error).rstrip('.')}. Its inputs were {given}."
+                f"{self._side_by_side(model, arrays)}"
             ) from error
+
+    def _side_by_side(self, model: Any, arrays: Mapping[str, Any]) -> str:
+        """Return how to pass columns of numbers as one array of shape [rows, columns], if that may be the problem."""
+        single = [name for name, array in arrays.items() if array.ndim == 1]
+        if not predictors.is_model(model) or not single or self.transform is not None:
+            return ""
+        columns = [self.groups[name] for name in single]
+        return f" For one array of shape [rows, {len(single)}], write inputs={{{single[0]!r}: {columns!r}}}."
 
     def scorer(self, source: Source, inputs: Described, found: Sequence[Output], **more: Any) -> dict[str, Any]:
         """Return the arguments of the Scorer that makes the columns in `found`."""
