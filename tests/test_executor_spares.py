@@ -17,7 +17,7 @@ from pyspark import SparkFiles
 from spares import check_streams
 from waiting import until
 
-from sparkring.errors import RunFailed
+from sparkring.errors import LaunchError, RunFailed
 from sparkring.launchers import executor_spares, spare
 from sparkring.launchers.base import Code
 
@@ -81,6 +81,15 @@ def test_the_ends_of_forked_ranks(tasks, spares):
     until(lambda: not runs(pid), "the spare process has ended")
     assert tasks.run(PANDAS, 2).values == [FORKED] * 2
     assert len(spares() - {pid}) == 1
+
+
+def test_forked_members_that_cannot_reach_the_driver(tasks, spares, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("sparkring.launchers.spark.driver_address", lambda context: ("127.0.0.2", "127.0.0.1", 0))
+        with pytest.raises(LaunchError, match=r"cannot connect to the driver at 127\.0\.0\.2:\d+: Connection refused"):
+            tasks.run(PANDAS, 2)
+    assert len(spares()) == 1
+    assert tasks.run(PANDAS, 2).values == [FORKED] * 2
 
 
 def test_other_settings_and_code(tasks, spares, tmp_path, monkeypatch):

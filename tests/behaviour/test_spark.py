@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +18,15 @@ import psutil
 import pytest
 from waiting import until
 
+import sparkring
 from sparkring.cluster.slots import slots
-from sparkring.errors import SlotsError
+from sparkring.errors import LaunchError, SlotsError
+from sparkring.wire.channel import GREETING
+from sparkring.worker import spark_task
+
+UNREACHED = (
+    r"^the executor on \S+ cannot connect to the driver at 127\.0\.0\.2:\d+: Connection refused\. Set spark\.driver"
+)
 
 CASES = """
 import json, socket
@@ -170,6 +180,50 @@ def test_an_executor_that_was_just_lost_is_waited_for(tasks, spark, capsys):
         assert tasks.run("rank", n=4, **options).values == [0, 1, 2, 3]
         said = capsys.readouterr().err if options else tasks.view.record.notices[0].text
         assert "s for an executor: Spark lost one " in said
+
+
+@pytest.mark.parametrize(("framework", "options"), [("plain", {}), ("barrier", {}), ("plain", {"max_restarts": 2})])
+def test_members_that_cannot_reach_the_driver(tasks, monkeypatch, framework, options):
+    """The error says the sentence that %doctor says, and the run does not try again."""
+    monkeypatch.setattr("sparkring.launchers.spark.driver_address", lambda context: ("127.0.0.2", "127.0.0.1", 0))
+    with pytest.raises(LaunchError, match=UNREACHED) as caught:
+        tasks.run("rank", 2, framework=framework, **options)
+    assert type(caught.value) is LaunchError
+    assert len(tasks.view.record.attempts) <= 1
+
+
+def test_other_launches_that_cannot_reach_the_driver(spark, spark_gang, monkeypatch):
+    """Warm gangs and items say it, too."""
+    monkeypatch.setattr("sparkring.launchers.spark.driver_address", lambda context: ("127.0.0.2", "127.0.0.1", 0))
+    with pytest.raises(LaunchError, match=UNREACHED):
+        spark_gang.start(2)
+    with pytest.raises(LaunchError, match=UNREACHED):
+        sparkring.foreach(str, [1, 2], np=2)
+
+
+def test_why_the_driver_cannot_be_reached(monkeypatch):
+    """The reason is the system's, unless something else is wrong."""
+    monkeypatch.setattr(spark_task, "_CONNECT_S", 0.2)
+    with socket.socket() as full, socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting.connect(full.getsockname())
+        for words, (host, port) in {
+            "Name or service not known|Temporary failure in name resolution": ("no-such-host.invalid", 1),
+            "Connection refused": ("127.0.0.1", 1),
+            "timed out": full.getsockname(),
+        }.items():
+            assert re.fullmatch(
+                rf"the executor on {socket.gethostname()} cannot connect to the driver at {host}:{port}: ({words})\.",
+                spark_task._unreached(host, port),
+            )
+        for answer, words in ((b"HTTP/1.1 400", "another program answered"), (GREETING, "took too long to answer")):
+            with ThreadPoolExecutor(1) as other:
+                asked = other.submit(spark_task._unreached, *taken.getsockname())
+                accepted, _ = taken.accept()
+                with accepted:
+                    accepted.sendall(answer)
+                    assert words in asked.result()
 
 
 def test_without_a_session_one_is_made(attempts):

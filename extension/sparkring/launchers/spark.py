@@ -35,7 +35,7 @@ from sparkring.launchers import gpus_in_use
 from sparkring.launchers.archive import archive
 from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.launchers.executor_spares import spares as executor_spares
-from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
+from sparkring.wire.ticket import BOOT, MAKE_REACHABLE, PORT_SETTING, ROWS_END, Ticket
 from sparkring.worker.member import gpus
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ _Answer = TypeVar("_Answer")
 COUNT_EVERY_S = 1.0
 CANCEL_S, CANCEL_AGAIN_S = 10.0, 0.2  # for how long, and how often, stop() cancels the stage
 SLOW_IMPORT_S = 5.0  # slow_after_s if a process on each executor imports frameworks for the ranks
-PORT_SETTING = "spark.sparkring.driver.port"
 
 
 class SparkLauncher(Launcher):
@@ -129,7 +128,9 @@ class SparkLauncher(Launcher):
                     stage._jrdd  # noqa: B018 - reading it makes Spark note the Python that `with` has set
                 else:
                     stage = self._data.stage(size, task)
-            stage.collect()
+            unreached = next((value for value in stage.collect() if isinstance(value, str)), "")
+            if unreached:
+                self._error = LaunchError(f"{unreached} {MAKE_REACHABLE}")
         except Exception as error:  # problem() reports it, whatever it is
             self._error = error
             if lacking_package(str(error)):
@@ -152,6 +153,9 @@ class SparkLauncher(Launcher):
             return LaunchError(f"{wrong} {SET_PYTHON}")
         if "RuntimeError: sparkring: " in text:
             return MemberLost(line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
+        if "ConnectionError: sparkring: " in text:
+            unreached = line_with(text, "ConnectionError: sparkring: ").partition("sparkring: ")[2]
+            return LaunchError(f"{unreached} {MAKE_REACHABLE}")
         if self._data is not None and "SPARK-24820" in text:
             return LaunchError(
                 f"`{self._data.name}` comes from a union, a coalesce or another narrow transformation, which "

@@ -33,6 +33,15 @@ ROWS_END = b"end of rows"
 SPARK_SCHEMA = b"sparkring.spark"
 
 
+# The exit code of a member that could not connect to the driver. The Spark task then finds out why.
+UNREACHED = 69
+PORT_SETTING = "spark.sparkring.driver.port"
+MAKE_REACHABLE = (
+    f"Set spark.driver.host to an address of this machine that they can reach, or {PORT_SETTING} to a port that the "
+    "firewall lets through, before the session starts."
+)
+
+
 class SpareOrder(NamedTuple):
     """What a spare process should import, and when it should exit.
 

@@ -1,8 +1,8 @@
 """Starts a member in a Spark task, sends the rows of the partition to the rank, and waits for the member to exit.
 
-Executors need not have sparkring: the driver compiles this file's text and pickles its functions by value. So this file
-uses only the standard library and pyspark (and, for rows, pyarrow), and the task writes an archive of sparkring to a
-folder for the member. The rank is a process of its own, because Spark reuses its Python workers for other tasks.
+Executors need not have sparkring: the driver compiles this file's text and pickles its functions by value. So they use
+only the standard library, pyspark (and, for rows, pyarrow) and constants, and the task writes an archive of sparkring
+to a folder for the member. The rank is a process of its own, because Spark reuses its Python workers for other tasks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from sparkring.wire.channel import GREETING
+from sparkring.wire.ticket import UNREACHED
+
+_CONNECT_S = 5.0
+
 
 def task_for(
     archive: bytes,
@@ -32,17 +37,18 @@ def task_for(
     schema: bytes | None,
     rows_end: bytes,
     fork: Callable[[bytes, str, dict[str, Any]], Any] | None,
-) -> Callable[[Iterable[Any]], Iterator[int]]:
+) -> Callable[[Iterable[Any]], Iterator[int | str]]:
     """Return the function that each Spark task calls.
 
     `size` is the number of tasks of the barrier stage; 0 if the task belongs to an ordinary stage. Without `schema`,
-    the function is for mapPartitions, and yields the member's exit code. With `schema` (a serialized Arrow schema), the
+    the function is for mapPartitions, and yields the member's exit code or, in an ordinary stage, a sentence that says
+    why the member could not connect to the driver. With `schema` (a serialized Arrow schema), the
     function is for mapInArrow: it sends the partition's batches and then `rows_end` to the rank, and yields nothing.
     `fork` is forked() of spark_spare.py, without its first argument; if it is None, each member is a new process.
     The rank gets the GPUs that Spark has assigned to the task or, if `gpus` is a number, only the first `gpus` of them.
     """
 
-    def run_member(rows: Iterable[Any]) -> Iterator[int]:
+    def run_member(rows: Iterable[Any]) -> Iterator[int | str]:
         from pyspark import BarrierTaskContext, SparkFiles, TaskContext
 
         context = BarrierTaskContext.get() if size else TaskContext.get()
@@ -94,6 +100,12 @@ def task_for(
                     f"sparkring: {which} was killed by signal {-code}. Another process or the operating system sent "
                     "the signal. Run `dmesg` on that machine to see whether it ran out of memory."
                 )
+            if code == UNREACHED:
+                unreached = _unreached(ticket["host"], ticket["port"])
+                if size:
+                    raise ConnectionError(f"sparkring: {unreached}")
+                yield unreached  # Spark would run the task again after an error, with the same result
+                return
             if code != 0:  # the error makes Spark end the stage; otherwise, the other ranks would wait forever
                 raise RuntimeError(
                     f"sparkring: {which} exited with code {code}; what it printed is in the executor's stderr. "
@@ -112,6 +124,17 @@ def task_for(
                 shutil.rmtree(found["cleanup"], ignore_errors=True)  # the member does this, unless it was killed
 
     return run_member
+
+
+def _unreached(host: str, port: int) -> str:
+    """Return a sentence that says why a member could not connect to the driver. This function connects once more."""
+    try:
+        with socket.create_connection((host, port), _CONNECT_S) as connection:
+            is_driver = connection.recv(len(GREETING)) == GREETING
+        why = "the driver took too long to answer" if is_driver else "another program answered"
+    except OSError as error:
+        why = error.strerror or str(error)
+    return f"the executor on {socket.gethostname()} cannot connect to the driver at {host}:{port}: {why}."
 
 
 def _end_session(member: int) -> None:

@@ -21,7 +21,8 @@ from sparkring.engine.doctor.storage import Trial
 from sparkring.errors import LaunchError
 from sparkring.history.describe import counted, duration, named, span
 from sparkring.history.findings import Finding, note, ok, problem
-from sparkring.launchers.spark import PORT_SETTING, driver_address
+from sparkring.launchers.spark import driver_address
+from sparkring.wire.ticket import MAKE_REACHABLE, PORT_SETTING
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -267,11 +268,7 @@ def _reached(executors: Sequence[TaskReport], at: str) -> Finding:
         what = "; ".join(
             f"{_hosts(reports)} cannot connect to the driver at {at}: {why}" for why, reports in cut.items()
         )
-        advice = (
-            f"Set spark.driver.host to an address of this machine that they can reach, or {PORT_SETTING} to a port "
-            "that the firewall lets through, before the session starts."
-        )
-        return problem("driver's port", what, advice)
+        return problem("driver's port", what, MAKE_REACHABLE)
     took = span([report.reached_s or 0.0 for report in executors], duration)
     return ok("driver's port", f"{counted(len(executors), 'executor')} connected to the driver at {at} in {took}")
 

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, NoReturn, get_args
 from sparkring.runtime.world import World
 from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError, dial, pair
-from sparkring.wire.ticket import Ticket
+from sparkring.wire.ticket import UNREACHED, Ticket
 from sparkring.worker.member import process, streams, usage
 from sparkring.worker.member.gpus import Meter, resolved
 from sparkring.worker.member.network import free_port, interface_of
@@ -72,7 +72,7 @@ class RankProcess(NamedTuple):
 class Member:
     """Serves one rank: passes on its messages and its output, and ends it."""
 
-    def __init__(self, ticket: Ticket, rank: RankProcess, parent_ended: Callable[[], bool]) -> None:
+    def __init__(self, ticket: Ticket, rank: RankProcess, parent_ended: Callable[[], bool], home: Connection) -> None:
         self.parent_ended = parent_ended
         self.folder = ticket.cleanup
         self.rank_pid = rank.pid
@@ -94,7 +94,7 @@ class Member:
         self.oom_before = process.out_of_memory_kills()  # when the rank was given its last request
         self.waiting: collections.deque[bytes] = collections.deque()  # the requests that are waiting, as frames
         self.held_since: float | None = None  # when the oldest unsent report was held back
-        self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
+        self.home = home
         self.home.send(self.introduction(ticket))
 
     def introduction(self, ticket: Ticket) -> messages.Hello:
@@ -482,14 +482,16 @@ def main(found: dict[str, Any], driver: int | None = None) -> None:
     ticket, parent = Ticket(**found), os.getppid()
     process.adopt_orphans()
     rank = _fork_rank(ticket)  # first, so that the rank imports its modules while this process connects
-    code = 1
+    code = UNREACHED
     member = None
     try:
+        home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
+        code = 1
         if driver is None:
             parent_ended = lambda: os.getppid() != parent  # noqa: E731
         else:
             parent_ended = functools.partial(process.ended, os.pidfd_open(driver))
-        member = Member(ticket, rank, parent_ended)
+        member = Member(ticket, rank, parent_ended, home)
         member.run()
         code = 0
     except SystemExit:
