@@ -6,12 +6,15 @@ import ast
 import json
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,7 +22,7 @@ import pytest
 from waiting import until
 
 import sparkring
-from sparkring.cluster.slots import slots
+from sparkring.cluster.slots import Slots, _promised, slots
 from sparkring.errors import LaunchError, SlotsError
 from sparkring.wire.channel import GREETING
 from sparkring.worker import spark_task
@@ -120,6 +123,19 @@ print("OFFERED", run(OFFERED, 1).value)
 session.stop()
 """
 
+LATE = """
+from sparkring.errors import SlotsError
+session = spark({url!r}, **{{"spark.cores.max": "4", "spark.executor.memory": "600m"}})
+View.refresh = lambda self, record: print("NOTICES", [notice.text for notice in record.notices], flush=True)
+for n in (5, 4):
+    try:
+        run("rank", n)
+    except (SlotsError, KeyboardInterrupt) as error:
+        print("ENDED", type(error).__name__, error, flush=True)
+print("VALUES", run("rank", 4, max_restarts=1).values)
+session.stop()
+"""
+
 
 def other_python(folder: Path) -> str:
     """Return the path of a Python of another minor version, or of a script that makes this Python claim to be one."""
@@ -179,7 +195,7 @@ def test_an_executor_that_was_just_lost_is_waited_for(tasks, spark, capsys):
         until(lambda: slots(spark.sparkContext).total == 2, "Spark knows that it has lost an executor")
         assert tasks.run("rank", n=4, **options).values == [0, 1, 2, 3]
         said = capsys.readouterr().err if options else tasks.view.record.notices[0].text
-        assert "s for an executor: Spark lost one " in said
+        assert "s for executors: Spark lost one " in said
 
 
 @pytest.mark.parametrize(("framework", "options"), [("plain", {}), ("barrier", {}), ("plain", {"max_restarts": 2})])
@@ -224,6 +240,39 @@ def test_why_the_driver_cannot_be_reached(monkeypatch):
                 with accepted:
                     accepted.sendall(answer)
                     assert words in asked.result()
+
+
+def test_executors_that_the_settings_promise(driver, lonely_master):
+    """A launch waits for the second executor, says so, and can be interrupted. No launch waits for more than that."""
+    lonely_master.add()
+    found = driver(LATE.format(url=lonely_master.url))
+    found.until_said("ENDED SlotsError needs 5 task slots")
+    found.until_said(
+        "waiting up to .* s for executors: spark.cores.max=4 promises 4 task slots, and Spark has 2 of the 4"
+    )
+    found.process.send_signal(signal.SIGINT)
+    found.until_said("ENDED KeyboardInterrupt sparkring: interrupted, while 4 ranks were waiting for executors")
+    found.until_said("sparkring: waiting up to")
+    lonely_master.add()
+    found.until_said(r"VALUES \[0, 1, 2, 3\]")
+    found.wait()
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "total", "promised"),
+    [
+        ("k8s://x", {}, 0, 2),
+        ("yarn", {"spark.executor.instances": "3", "spark.executor.cores": "4", "spark.task.cpus": "2"}, 0, 6),
+        ("yarn", {"spark.executor.instances": "3", "spark.executor.cores": "2"}, 2, 6),
+        ("spark://x", {"spark.executor.instances": "4"}, 2, 8),
+        ("spark://x", {"spark.cores.max": "6", "spark.executor.instances": "1"}, 2, 6),
+        ("spark://x", {}, 2, 0),
+    ],
+)
+def test_slots_that_the_settings_promise(master, settings, total, promised):
+    context: Any = SimpleNamespace(master=master, getConf=lambda: SimpleNamespace(get=settings.get))
+    hosts = ["driver", *(["one"] if total else [])]
+    assert _promised(context, Slots(total, 0, master, hosts, [], 0.0, 0.0))[0] == promised
 
 
 def test_without_a_session_one_is_made(attempts):

@@ -14,18 +14,24 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from sparkring.cluster.jobs import stage_ids
 from sparkring.cluster.session import made_here, or_here
 from sparkring.errors import LaunchError, SlotsError
+from sparkring.history.describe import counted
+from sparkring.runtime.interrupts import interrupted
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from sparkring.cluster.partitions import Data
 
-# If there are too few slots at first, they are counted again and again for SETTLE_S seconds. If Spark has just lost an
-# executor, the wait is longer: it includes the REPLACED_S seconds after the loss in which Spark should replace the
-# executor. If the session has just started, its first executor should register within REGISTERED_S seconds, and the
-# others within TOGETHER_S seconds after the first.
+# If there are too few slots at first, they are counted again and again for SETTLE_S seconds. The wait is longer if more
+# executors are expected. If Spark has just lost an executor, it should replace the executor within REPLACED_S seconds.
+# If the session has just started, its first executor should register within REGISTERED_S seconds, and the others within
+# TOGETHER_S seconds after one another. If the session's settings promise more executors, they should register within
+# PROMISED_S seconds after the session has started, or after the last change. Each launch waits at least
+# PROMISED_LEAST_S seconds for them.
 SETTLE_S, REPLACED_S = 1.2, 30.0
 REGISTERED_S, TOGETHER_S = 30.0, 3.0
+PROMISED_S, PROMISED_LEAST_S = 120.0, 15.0
+INSTANCES = 2  # the number of executors on YARN and Kubernetes, unless spark.executor.instances is set
 
 Say = Callable[[str], None]  # shows the user a message
 
@@ -191,41 +197,72 @@ def check_ring(context: SparkContext, size: int, say: Say | None) -> None:
 
 def _settled(context: SparkContext, size: int, say: Say | None) -> Slots:
     """Return the slots. If there are fewer than `size`, wait for executors that are about to register."""
-    deadline = time.monotonic() + SETTLE_S
+    began, told = time.monotonic(), say is None
     found = slots(context)
-    while found.total < size and not _on_driver_alone(context) and time.monotonic() < deadline:
-        if say is not None and (lost_s := _executor_lost_ago(context)) < REPLACED_S:
-            deadline += REPLACED_S - lost_s
-            say(
-                f"waiting up to {REPLACED_S - lost_s:.0f} s for an executor: Spark lost one {lost_s:.0f} s ago, and "
-                f"has {found.total} of the {size} task slots that are needed"
-            )
-            say = None
-        elif say is not None and not found.total and (age_s := time.time() - context.startTime / 1000) < REGISTERED_S:
-            say(
-                f"waiting up to {REGISTERED_S - age_s:.0f} s for executors: the SparkSession started {age_s:.0f} s "
-                "ago, and no executor has registered yet"
-            )
-            say = None
-            first_by = time.monotonic() + REGISTERED_S - age_s
-            while not slots(context).total and time.monotonic() < first_by:
-                time.sleep(0.1)
-            deadline = time.monotonic() + TOGETHER_S
-        time.sleep(0.1)
-        found = slots(context)
+    try:
+        while found.total < size and not _on_driver_alone(context):
+            waited_s = time.monotonic() - began
+            left_s, why = (0.0, "") if say is None else _expected(context, found, size, waited_s)
+            if max(left_s, SETTLE_S - waited_s) <= 0:
+                break
+            if say is not None and why and not told:
+                told = True
+                say(f"waiting up to {left_s:.0f} s for executors: {why}")
+            time.sleep(0.1)
+            found = slots(context)
+    except KeyboardInterrupt:
+        raise interrupted(f"while {size} ranks were waiting for executors") from None
     return found
 
 
-def _executor_lost_ago(context: SparkContext) -> float:
-    """Return how many seconds ago Spark last lost an executor; infinity if it has lost none."""
+def _expected(context: SparkContext, found: Slots, size: int, waited_s: float) -> tuple[float, str]:
+    """Return for how many seconds to wait for more executors, and why; '' if the reason need not be told."""
+    age_s, lost_s = time.time() - context.startTime / 1000, _executor_ago(context, "removeTime")
+    added_s = _executor_ago(context, "addTime")
+    promised, setting = _promised(context, found)
+    there = f"Spark has {found.total} of the {size} task slots that are needed"
+    if promised >= size:
+        left_s = max(PROMISED_S - min(age_s, lost_s, added_s), PROMISED_LEAST_S - waited_s)
+        return left_s, f"{setting} promises {counted(promised, 'task slot')}, and {there}"
+    if lost_s < REPLACED_S:
+        return REPLACED_S - lost_s, f"Spark lost one {lost_s:.0f} s ago, and {there}"
+    if not found.total and age_s < REGISTERED_S:
+        why = f"the SparkSession started {age_s:.0f} s ago, and no executor has registered yet"
+        return REGISTERED_S - age_s, why
+    return TOGETHER_S - added_s, ""
+
+
+def _promised(context: SparkContext, found: Slots) -> tuple[int, str]:
+    """Return how many slots there will be when all executors have registered, and the setting that says so; else 0."""
+    setting = context.getConf().get
+    cores_per_task = int(setting("spark.task.cpus", "1"))
+    in_all = setting("spark.cores.max", None) if context.master.startswith("spark:") else None
+    if in_all is not None:
+        return int(in_all) // cores_per_task, f"spark.cores.max={in_all}"
+    default = str(INSTANCES) if re.match("yarn|k8s:", context.master) else "0"
+    executors = setting("spark.executor.instances", default)
+    each = found.total // max(1, len(found.hosts) - 1)  # the first host is the driver's
+    if not found.total:
+        each = int(setting("spark.executor.cores", "1")) // cores_per_task
+        if found.gpus_per_task:
+            each = min(each, int(found.gpus_per_executor / found.gpus_per_task))
+    return int(executors) * each, f"spark.executor.instances={executors}"
+
+
+def _executor_ago(context: SparkContext, event: Literal["addTime", "removeTime"]) -> float:
+    """Return how many seconds ago an executor was last added or lost, as `event` says; infinity if none was."""
     assert context._jsc is not None
     executors = context._jsc.sc().statusStore().executorList(False).iterator()
-    found = math.inf
+    ago_s = math.inf
     while executors.hasNext():
-        removed = executors.next().removeTime()
-        if removed.isDefined():
-            found = min(found, time.time() - removed.get().getTime() / 1000)
-    return found
+        executor = executors.next()
+        if executor.id() == "driver":
+            continue
+        if event == "addTime":
+            ago_s = min(ago_s, time.time() - executor.addTime().getTime() / 1000)
+        elif executor.removeTime().isDefined():
+            ago_s = min(ago_s, time.time() - executor.removeTime().get().getTime() / 1000)
+    return ago_s
 
 
 def dynamic_allocation(context: SparkContext) -> bool:
