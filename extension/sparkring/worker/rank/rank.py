@@ -29,7 +29,17 @@ from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError
 from sparkring.worker import keras_hooks
 from sparkring.worker.member import process
 from sparkring.worker.member.network import free_port
-from sparkring.worker.rank import children, collectives, displays, imports, libraries, preloads, shell, stdin
+from sparkring.worker.rank import (
+    children,
+    collectives,
+    displays,
+    imports,
+    libraries,
+    mlflow_autolog,
+    preloads,
+    shell,
+    stdin,
+)
 from sparkring.worker.rank.cell import compile_cell
 from sparkring.worker.rank.failures import as_failure
 from sparkring.worker.rank.own_modules import OwnModules
@@ -246,6 +256,7 @@ class Rank:
         self.preloads.begin()
         displays.draw_figures()
         keras_hooks.report_fits(request.autolog)
+        mlflow_autolog.turn_on(request.notebook.autologging)
         if self.ended and self.work is None and "reload(" not in request.source:
             for path in self.own_modules.changed(self.ended):
                 _print(
