@@ -1,4 +1,4 @@
-"""Carries settings of the notebook's process to its ranks: import path, environment, logging, MLflow's active run.
+"""Carries settings of the notebook's process to its ranks: import path, environment, logging, MLflow's settings.
 
 The driver gathers these settings for each run, and ranks apply only the settings that have changed since the previous
 run. So if a cell changes a setting on the ranks of a warm gang, the change stays until the notebook changes the same
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from sparkring.capture import mlflow_settings
 from sparkring.wire.messages import Handler, Logger, NotebookState, PathKind
 
 # Environment variables that describe one machine, process or installation. They are not sent to the ranks, where their
@@ -35,7 +36,8 @@ def gather() -> NotebookState:
     loggers, disabled = _logging()
     entries: list[Any] = sys.path  # may hold entries that are not strings, which Python ignores
     path = [(entry, kind_of_entry(entry)) for entry in entries if isinstance(entry, str)]
-    return NotebookState(sys.prefix, os.getcwd(), path, _environment(), loggers, disabled)
+    autologging = mlflow_settings.autologging()
+    return NotebookState(sys.prefix, os.getcwd(), path, _environment(), loggers, disabled, autologging)
 
 
 def kind_of_entry(entry: str) -> PathKind:
@@ -68,30 +70,13 @@ _ever_changed: set[str] = set()
 
 def _environment() -> dict[str, str | None]:
     """Return the variables that have changed since this process started; the value of a deleted variable is None."""
-    now: dict[str, str] = {**os.environ, **_mlflow_run()}
+    settings = {**os.environ, **mlflow_settings.environment()}
+    now = {name: value for name, value in settings.items() if value is not None}
     if now.get("MPLBACKEND", "").startswith("module://"):
         del now["MPLBACKEND"]  # a Matplotlib backend that draws into the notebook is of no use on a rank
     changed = {name for name in {**_AT_START, **now} if _AT_START.get(name) != now.get(name)}
     _ever_changed.update(name for name in changed if not _NOT_OURS.match(name))
     return {name: now.get(name) for name in sorted(_ever_changed)}
-
-
-def _mlflow_run() -> dict[str, str]:
-    """Return the variables that make MLflow in another process continue the notebook's active run, if there is one."""
-    run = _active_run()
-    if run is None:
-        return {}
-    return {
-        "MLFLOW_RUN_ID": str(run.info.run_id),
-        "MLFLOW_EXPERIMENT_ID": str(run.info.experiment_id),
-        "MLFLOW_TRACKING_URI": str(sys.modules["mlflow"].get_tracking_uri()),
-    }
-
-
-def _active_run() -> Any:
-    """Return MLflow's active run; None if no run is active, or if MLflow is not imported."""
-    active_run = getattr(sys.modules.get("mlflow"), "active_run", None)
-    return None if active_run is None else active_run()
 
 
 def _logging() -> tuple[dict[str, Logger], int]:
@@ -178,11 +163,12 @@ class RankState:
 
         Otherwise, MLflow would end the run when this process exits, while the notebook still uses the run.
         """
-        run = _active_run()
+        run = mlflow_settings.active_run()
         if run is not None and run.info.run_id == self._told.environment.get("MLFLOW_RUN_ID"):
             sys.modules["mlflow"].end_run("RUNNING")
 
     def _apply_environment(self, before: Mapping[str, str | None], now: Mapping[str, str | None]) -> None:
+        mlflow_settings.adopt({name: now[name] for name in now if name not in before or before[name] != now[name]})
         for name, value in now.items():
             changed = name not in before or before[name] != value
             if value is None:

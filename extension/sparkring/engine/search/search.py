@@ -118,7 +118,7 @@ def search(
         combinations = space.combinations()
         trials = combinations if trials is None else min(trials, combinations)
     trials = TRIALS if trials is None else int(trials)
-    pruner = prune or None
+    pruner: Any = prune or None
     if prune is True:
         pruner = AUTO if study is None else study.pruner
     return Search(space, trials, metric, mode, sampler or "tpe", pruner, int(seed), study)

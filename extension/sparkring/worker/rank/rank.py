@@ -35,6 +35,7 @@ from sparkring.worker.rank import (
     displays,
     imports,
     libraries,
+    mlflow_autolog,
     preloads,
     shell,
     stdin,
@@ -257,6 +258,7 @@ class Rank:
         self.preloads.begin()
         displays.draw_figures()
         keras_hooks.report_fits(request.autolog)
+        mlflow_autolog.turn_on(request.notebook.autologging)
         if self.ended and self.work is None and "reload(" not in request.source:
             for path in self.own_modules.changed(self.ended):
                 _print(
