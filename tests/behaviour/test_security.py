@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from sparkring.gangs import gang
+from sparkring.worker.member.network import free_port
 
 SECRET = bytes(range(100, 132))
 
@@ -50,3 +51,33 @@ def test_a_local_run_is_reachable_on_loopback_only_and_keeps_its_secret(local, m
         data = path.read_bytes()
         assert SECRET not in data
         assert SECRET.hex().encode() not in data
+
+
+LISTENING = """
+import psutil
+
+def listening():
+    sockets = psutil.Process().net_connections("inet")
+    return sorted({each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN})
+"""
+TORCH = """
+import datetime
+import sys
+import torch.distributed as dist
+
+before = listening()
+dist.init_process_group("gloo")
+dist.barrier(dist.new_group([0, 1]))
+create = sys.modules["torch.distributed.rendezvous"]._create_c10d_store
+one, two = (create("localhost", port, 0, 1, datetime.timedelta(seconds=60)) for port in 2 * [ports[rank]])
+one.set("key", "value")
+found = before, listening(), two.get("key")
+dist.destroy_process_group()
+found
+"""
+
+
+def test_the_store_of_torch_listens_on_the_address_of_the_ring(pair):
+    """torch itself would have it listen on all interfaces. Gloo, too, listens on the ring's interface only."""
+    pair.notebook = {"ports": [free_port("127.0.0.1") for _ in range(2)]}
+    assert pair.values(LISTENING + TORCH, framework="torch") == [([], ["127.0.0.1"], b"value")] * 2

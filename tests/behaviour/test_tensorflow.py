@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -74,6 +75,11 @@ def test_a_strategy_in_a_later_cell(workers):
     for _ in range(2):
         cell = "import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy().num_replicas_in_sync"
         assert workers.values(cell, framework="tensorflow") == [2, 2]
+    # TensorFlow's servers listen on all interfaces, and nothing can change this: docs/security.md says so.
+    listening = [
+        each.laddr.ip for each in psutil.Process(workers.pids()[0]).net_connections() if each.status == "LISTEN"
+    ]
+    assert listening == ["::"]
 
 
 SHARDS = """

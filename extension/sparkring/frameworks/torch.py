@@ -48,8 +48,10 @@ class Torch(Framework):
         }
         if interface:
             # Without these variables, Gloo would use the address that the host's name resolves to, which other ranks
-            # may be unable to reach. NCCL would avoid the loopback interface, through which local ranks connect.
-            found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = interface
+            # may be unable to reach, and so would TensorPipe, which torch.distributed.rpc uses. NCCL would avoid the
+            # loopback interface, through which local ranks connect.
+            for library in ("GLOO_SOCKET", "NCCL_SOCKET", "TP_SOCKET"):
+                found[f"{library}_IFNAME"] = interface
         return found
 
     def defaults(self, world: World) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import types
 from typing import Any
 
@@ -29,6 +30,7 @@ def prepare() -> None:
     for package in _LIGHTNING:
         when_imported(f"{package}.accelerators.cpu", _count_ranks_as_devices)
         when_imported(f"{package}.strategies.launchers.multiprocessing", _refuse_spawned_ranks)
+    when_imported("torch.distributed.rendezvous", _bind_store)
     when_imported("torch.distributed.launcher.api", _refuse_elastic_launches)
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.callbacks", _send_histories_without_model)
@@ -70,6 +72,52 @@ def _count_ranks_as_devices(module: types.ModuleType) -> None:
         return int(count_cpus())
 
     accelerator.auto_device_count = staticmethod(auto_device_count)
+
+
+def _bind_store(module: types.ModuleType) -> None:
+    """Have the store of `init_process_group()` listen on the address that the other ranks use.
+
+    torch itself would have the store, which has no authentication, listen on all network interfaces.
+    """
+    real = module.TCPStore
+    parameters = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant")
+
+    def store(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+        bound = _bound(given["host_name"], given["port"]) if given.get("is_master") else None
+        if bound is not None:
+            try:
+                return real(**given, master_listen_fd=bound)
+            except NotImplementedError:  # some versions of torch cannot do this with libuv
+                os.close(bound)
+        return real(**given)
+
+    module.TCPStore = store  # type: ignore[attr-defined]
+
+
+def _bound(host: str, port: int) -> int | None:
+    """Return the descriptor of a socket on this address; None if torch must choose its address itself.
+
+    A host's name may stand for another address on the other ranks. If this process already has a store on the port,
+    torch uses it again.
+    """
+    if not port:
+        return None
+    try:
+        numeric = "127.0.0.1" if host == "localhost" else host
+        ((family, _, _, _, address),) = socket.getaddrinfo(
+            numeric, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+        bound = socket.socket(family)
+    except OSError:
+        return None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        return None
+    return bound.detach()
 
 
 def _refuse_elastic_launches(module: types.ModuleType) -> None:
