@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fake_launcher import CELL, Exit, FakeLauncher, FakeRank, Vanish
 
-from sparkring.capture.packing import unpack_names
+from sparkring.capture.packing import pack, unpack_names
 from sparkring.capture.source_lines import keep_lines
 from sparkring.checkpointing.results import Results
 from sparkring.engine import api
@@ -95,6 +95,16 @@ def test_an_item_takes_its_scripts_along():
     unpack_names(taken[1].parts[0], namespace, taken[1].parts[1:])
     assert (namespace["path"], namespace["table"]) == ("a.py", [1])
     assert taken[1].name == "path='a.py'"
+
+
+def test_an_item_leaves_out_what_the_work_has():
+    """The captured values are not sent again with each item that holds one of them."""
+    data = {"large": [str(number) for number in range(10_000)]}
+    namespace = {"data": data, "f": lambda: data}
+    items = Items([(data, 1), ([data], namespace["f"]), ("other", [2])], Targets("a, b"), namespace)
+    items.share(pack(namespace, namespace, numbered=True).objects, namespace)
+    sizes = [len(item.parts[0]) for _ in range(3) if isinstance(item := items.take(), Item)]
+    assert max(sizes) < 200
 
 
 def test_a_view_that_fails_at_the_end(runs, monkeypatch):

@@ -87,6 +87,62 @@ class backend:
 """
 
 
+def test_items_share_objects_with_captured_names(pools):
+    """As in a for loop, an item is the object that the notebook's names refer to, wherever the item holds it."""
+    pools.define(
+        """
+        import collections, dataclasses, math
+        def relu(x): return x
+        class Kind: pass
+        @dataclasses.dataclass
+        class Case:
+            of: object
+        class Plain: pass
+        NONE, plain, data, square = object(), Plain(), [1, 2], lambda x: x * x
+        labels = {relu: "relu", Kind: "Kind", NONE: "none", plain: "plain", square: "square", math.sqrt: "sqrt"}
+        members, datas = {plain, relu}, [[3], data]
+        def generated():
+            for value in labels:
+                yield {"a": (Case(value),)}
+        """
+    )
+    every = ["relu", "Kind", "none", "plain", "square", "sqrt"]
+    assert pools.run("v in labels", "labels[v]").values == every
+    assert pools.run("v in list(labels)", "labels[v], v is NONE").values == [(x, x == "none") for x in every]
+    assert pools.run("v, text in labels.items()", "labels[v] == text").values == [True] * 6
+    assert pools.run("item in generated()", "labels[item['a'][0].of]").values == every
+    cell = "[v is NONE, v is not data and v in members, v is data, [v is each for each in datas]]"
+    own = [[True, False, False, [False] * 2], [False, True, False, [False] * 2], [False, False, True, [False, True]]]
+    assert pools.run("v in [NONE, plain, data]", cell).values == own
+    assert pools.run("v in zip([NONE, plain])", "v[0] is NONE, v[0] is plain").values == [(True, False), (False, True)]
+
+    def function(value: Any) -> Any:
+        return labels[value["v"]]
+
+    function.__module__, labels = "__main__", pools.notebook["labels"]
+    assert sparkring.foreach(function, [{"v": value} for value in labels], np=-1).values == every
+
+
+def test_items_that_the_iterable_changes(pools):
+    """An object that the iterable changes between two items arrives as it is when the item is taken."""
+    pools.define(
+        """
+        class Settings: lr = 0
+        settings, values = Settings(), []
+        def generated():
+            for lr in range(3):
+                settings.lr = lr
+                values.append(lr)
+                yield settings, values
+        """
+    )
+    assert pools.run("s, v in generated()", "settings, values\ns.lr, v").values == [
+        (0, [0]),
+        (1, [0, 1]),
+        (2, [0, 1, 2]),
+    ]
+
+
 def test_items_do_not_see_one_another(pools, tmp_path, monkeypatch):
     """Whatever an item binds or changes, the next item in the same process finds the notebook's values again.
 

@@ -147,6 +147,78 @@ def test_a_function_that_is_defined_anew_leaves_what_it_reads_as_it_is(shared_ga
 
 
 @pytest.mark.any_launcher
+def test_changes_in_place_reach_the_ranks(shared_gang):
+    """What the notebook changes in a class or an object counts in the next cell. What only ranks change stays."""
+    gang = shared_gang
+    gang.define("""
+        import argparse, collections, functools, types
+        class CFG:
+            lr = 1
+            def name(self): return "old"
+        class Slots:
+            __slots__ = ("a", "b")
+        def scaled(x, by=1): return x * by
+        def counter():
+            n = [0]
+            return lambda: n[0]
+        cfg, slots, count = CFG(), Slots(), counter()
+        namespace, arguments = types.SimpleNamespace(lr=1, inner=cfg), argparse.Namespace(lr=1)
+        queue, part = collections.deque([1]), functools.partial(scaled, by=1)
+        deep = {"a": [(cfg, {"b": [1]})]}
+        def helper(): return CFG.lr, CFG().name(), cfg.name()
+        slots.a = cfg.own = 1
+    """)
+    cell = """
+        (CFG.lr, helper(), cfg.own, slots.a, namespace.lr, namespace.inner is cfg, arguments.lr, list(queue), part(1),
+         deep["a"][0][1]["b"], deep["a"][0][0] is cfg, scaled(1), count(), getattr(cfg, "trained", 0))
+    """
+    same = (True, 1, [1], 1, [1], True, 1, 0, 0)
+    assert gang.values(cell) == [(1, (1, "old", "old"), 1, 1, 1, *same)] * 3
+    gang.cell("cfg.trained = 5")
+    gang.define("CFG.lr = 2\nCFG.name = lambda self: 'new'\ncfg.own = slots.a = slots.b = namespace.lr = 2")
+    gang.define("arguments.lr = 2\nqueue.append(2)\npart.keywords['by'] = 2\ndeep['a'][0][1]['b'].append(2)")
+    gang.define("scaled.__defaults__ = (3,)\ncount.__closure__[0].cell_contents[0] = 3")
+    new = (True, 2, [1, 2], 2, [1, 2], True, 3, 3, 5)
+    for _ in range(2):
+        assert gang.values(cell) == [(2, (2, "new", "new"), 2, 2, 2, *new)] * 3
+    assert gang.values("slots.b") == [2] * 3
+    gang.define("del CFG.lr, slots.b")
+    assert gang.values("hasattr(CFG, 'lr'), hasattr(slots, 'b')") == [(False, False)] * 3
+
+
+def test_a_change_of_a_model_leaves_what_ranks_have_trained(shared_gang):
+    """Only the part that the notebook has changed is sent. New objects share the ranks' own parameters."""
+    pytest.importorskip("torch")
+    gang = shared_gang
+    gang.define("""
+        import torch
+        model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout(0.5))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    """)
+    train = """
+        before = model[0].weight.item()
+        model[0](torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        before != model[0].weight.item()
+    """
+    look = "model[0].weight.item(), model[1].p, optimizer.param_groups[0]['lr'], len(optimizer.state)"
+    assert gang.values(train) == [True] * 3
+    trained = gang.values("model[0].weight.item()", 0)[0]
+    gang.define("model[1].p = 0.0\noptimizer.param_groups[0]['lr'] = 0.5\nmodel.eval()")
+    assert gang.values(look, 0) == [(trained, 0.0, 0.5, 2)]
+    assert not gang.view.record.notices
+    assert gang.values(train) == [True] * 3
+    trained = gang.values("model[0].weight.item()", 0)[0]
+    gang.define("optimizer = torch.optim.SGD(model.parameters(), lr=2.0)")
+    assert gang.values(look, 0) == [(trained, 0.0, 2.0, 0)]
+    assert gang.values(train) == [True] * 3
+    gang.define("with torch.no_grad(): model[0].weight.fill_(7.0)")
+    assert gang.values(look, 0)[0][0] == 7.0
+    assert "model.0.weight" in gang.view.record.notices[0].text
+    assert gang.values(train, 0) == [True]
+
+
+@pytest.mark.any_launcher
 def test_globals_of_a_held_function_that_change(shared_gang):
     """The changed globals are sent, though neither the function nor the cell has changed."""
     shared_gang.define("rates = [0.5]\ndef rate(): return rates[-1]")

@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import sparkring
 from sparkring.capture.names import IMPLICIT, CellNames, global_names, names_read
-from sparkring.capture.packing import Packed, pack
+from sparkring.capture.packing import Packed, PackedObjects, pack
 from sparkring.capture.picklability import Namespace, Problem, by_reference, ipython_names, type_name, walk
+from sparkring.capture.remote_names import RemoteNames
 from sparkring.capture.scripts import Script
 from sparkring.capture.string_names import MARKS, names_in_hints, names_in_hints_of, names_in_strings
 from sparkring.capture.submodules import imported_submodules
@@ -33,6 +34,8 @@ class Captured(NamedTuple):
     left_out: the rows of `names` whose values cannot be sent, but which the cell may not need.
     binds: the names that the cell binds if it runs to its end.
     scripts: the scripts that the cell runs; they are sent separately from the payload.
+    uses: the names whose values on the ranks are needed to load the payload.
+    objects: what is packed, for payloads that share it.
     """
 
     names: tuple[CapturedName, ...]
@@ -41,6 +44,8 @@ class Captured(NamedTuple):
     binds: frozenset[str] = frozenset()
     buffers: tuple[memoryview, ...] = ()
     scripts: tuple[CapturedName, ...] = ()
+    uses: frozenset[str] = frozenset()
+    objects: PackedObjects | None = None
 
     @property
     def table(self) -> tuple[CapturedName, ...]:
@@ -69,10 +74,11 @@ def capture(
     provided: Collection[str] = (),
     reserved: Collection[str] = (),
     also: Collection[str] = (),
-    held: Container[str] = (),
+    held: RemoteNames | Container[str] = (),
     on_ranks: Collection[str] = (),
     scripts: Collection[Script] = (),
     dry_run: bool = False,
+    numbered: bool = False,
 ) -> Captured:
     """Find the names in `namespace` that a cell reads or that its functions use, and pack their values.
 
@@ -82,6 +88,7 @@ def capture(
     held: names whose values the ranks already have, so that they are not sent again.
     on_ranks: names that earlier cells have bound on the ranks.
     scripts: the scripts that the cell runs.
+    numbered: whether later payloads are to share the objects of this one.
 
     Raises SyntaxError if the cell is not valid Python. Raises CaptureError for all names that are defined nowhere. If
     there are none, raises CaptureError for all names that the cell needs but whose values cannot be sent. With
@@ -105,25 +112,32 @@ def capture(
         _raise(missing)
 
     values = {name: namespace[name] for name in sorted(wanted, key=lambda name: _packing_order(namespace[name]))}
-    packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
-    rebound = {name for name in packed.problems if wanted[name].via and name in cell.bound}
+    of_ranks = held if isinstance(held, RemoteNames) else None
+    packed = pack(values, namespace, stays, bound=wanted, submodules=submodules, held=of_ranks, numbered=numbered)
+    rebound = {name for name in packed.problems if name in wanted and wanted[name].via and name in cell.bound}
     if rebound:  # only functions use these names, and the cell itself binds them on the ranks, so they need not be sent
         hidden |= rebound
         values = {name: value for name, value in values.items() if name not in rebound}
-        packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
+        packed = pack(values, namespace, stays, bound=wanted, submodules=submodules, held=of_ranks, numbered=numbered)
 
     rows = [_row(name, value, wanted[name], packed.sizes.get(name), packed.problems.get(name))
             for name, value in values.items()]  # fmt: skip
     rows += [_row(name, namespace[name], _Wanted(False, via=each.via), each.size_bytes, each.problem)
              for name, each in packed.along.items()]  # fmt: skip
+    rows += [_row(name, namespace[name], _Wanted(True), packed.changed.get(name), packed.problems.get(name))
+             for name in {*packed.changed, *packed.problems} - values.keys()]  # fmt: skip
     rows.sort(key=lambda row: (row.size_bytes is not None, -(row.size_bytes or 0), row.name))
     cannot = [row for row in rows if row.travels == "cannot" and not row.via]
     if not dry_run:
-        _raise([_sentence(row, wanted[row.name].line) for row in cannot if row.required])
+        _raise(
+            [_sentence(row, wanted[row.name].line if row.name in wanted else None) for row in cannot if row.required]
+        )
     undefined = [CapturedName(name, "", None, "cannot", what, None, True) for _, name, what in missing]
     left_out = tuple(row for row in cannot if not row.required)
     files = tuple(map(_script_row, scripts))
-    return Captured((*undefined, *rows), packed.payload, left_out, cell.bound, packed.buffers, files)
+    return Captured(
+        (*undefined, *rows), packed.payload, left_out, cell.bound, packed.buffers, files, packed.uses, packed.objects
+    )
 
 
 def _wanted(

@@ -19,13 +19,14 @@ import pickle
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 from sparkring.capture.calls import names_of
+from sparkring.capture.changes import Changed, Place
 from sparkring.capture.names import attribute_chains, global_names, names_in_commands
 from sparkring.capture.picklability import (
     FOUND_BY_NAME,
@@ -44,6 +45,8 @@ from sparkring.capture.reducers import reducers_for
 from sparkring.capture.reducers.base import Reducer
 from sparkring.capture.reducers.memory import Block, Memory
 from sparkring.capture.reducers.tensorflow import registered_names, set_registered
+from sparkring.capture.remote_names import RemoteNames
+from sparkring.capture.snapshots import ATOMS
 from sparkring.capture.source_lines import code_with_lines, keep_lines, source_text
 from sparkring.capture.stand_in import StandIn
 from sparkring.capture.string_names import MARKS, StringName, names_in_strings
@@ -85,6 +88,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._found_by_name: set[type] = set()
         self._files: dict[str, _CodeFile] = {}
         self._memory = memory
+        self.shares = True  # whether the value that is being packed shares objects with what the ranks have
+        self.shared: list[object] = []  # the objects of an earlier payload to which this one refers
+        self.uses: set[str] = set()  # the names whose values on the ranks are needed to load what is packed
         self._reducers: dict[type, tuple[Reducer, ...]] = {}
         # Stand-ins for closure cells, by the id of the cell. Functions that share a cell in the notebook also share it
         # on the rank.
@@ -92,6 +98,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if namespace is not None:
             # This tells cloudpickle which dict the functions get as their globals when they are loaded.
             self.globals_ref[id(namespace)] = StandIn(rank_namespace)
+
+    def objects(self) -> PackedObjects:
+        """Return what has been packed, for payloads that share it."""
+        return PackedObjects(self.memo.copy(), self._cells, self._files, self.globals_ref)
 
     def _within(self, buffer: pickle.PickleBuffer) -> bool:
         """Return whether a buffer goes into the stream. Large buffers are sent separately, which avoids a copy."""
@@ -170,6 +180,26 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 self.met |= self._files[code.co_filename].names_in_strings(code, self._namespace)
 
 
+class _SharingPickler(_Pickler):
+    """A pickler that writes, for each object that the ranks have, where they have it. Others are faster."""
+
+    place_of: Callable[[object], Place | int | None]
+
+    def persistent_id(self, value: Any) -> Place | int | None:
+        place = value if type(value) is Place else self.place_of(value) if self.shares else None
+        if isinstance(place, Place):
+            self.uses.add(place.name)
+        elif place is not None:
+            self.shared.append(value)
+        return place
+
+    def go_on(self, objects: PackedObjects) -> None:
+        """Let what is packed from now on share the objects of an earlier payload."""
+        self.place_of = objects.number_of
+        self._cells, self._files = dict(objects.cells), dict(objects.files)
+        self.globals_ref.update(objects.globals)
+
+
 def _complete_class(cls: type, reduced: tuple[Any, ...]) -> None:
     """Add `__slots__` and the name of an outer class to the packed class `reduced`; cloudpickle drops both."""
     _, (*_, options, _, _), (attributes, _), *_ = reduced
@@ -225,6 +255,10 @@ class Packed:
     buffers: the memory of large values, which `payload` does not contain.
     along: the notebook's classes and functions that were packed because the values need them, by name.
     carried: the notebook's names whose values were packed with functions that use them.
+    changed: the size of the changes of each value that the ranks have and that the notebook has changed in place.
+    uses: the names whose values the ranks must already have, because the packed values share objects with these values.
+    objects: the packed objects, for payloads that share them.
+    shared: the objects of an earlier payload that the values share.
     """
 
     payload: bytes
@@ -233,6 +267,31 @@ class Packed:
     buffers: tuple[memoryview, ...] = ()
     along: dict[str, Along] = field(default_factory=dict)
     carried: frozenset[str] = frozenset()
+    changed: dict[str, int] = field(default_factory=dict)
+    uses: frozenset[str] = frozenset()
+    objects: PackedObjects | None = None
+    shared: Sequence[object] = ()
+
+
+class PackedObjects(NamedTuple):
+    """The objects of packed values. Values that are packed later can refer to them, so that they share these objects.
+
+    numbers: for the id of each object, its number in the payload, and the object, which keeps the id valid.
+    """
+
+    numbers: Mapping[int, tuple[int, object]]
+    cells: Mapping[int, StandIn]
+    files: Mapping[str, _CodeFile]
+    globals: Mapping[int, StandIn]
+
+    def number_of(self, value: object) -> int | None:
+        """Return the number of a packed object; None for another object, and for strings and the like."""
+        number, _ = self.numbers.get(id(value), (None, None))
+        return None if type(value) in ATOMS else number
+
+    def only(self, wanted: Callable[[object], bool]) -> PackedObjects:
+        """Return these objects without those for which `wanted` is false."""
+        return self._replace(numbers={key: entry for key, entry in self.numbers.items() if wanted(entry[1])})
 
 
 def pack(
@@ -242,6 +301,10 @@ def pack(
     *,
     bound: Collection[str] = (),
     submodules: Iterable[str] = (),
+    held: RemoteNames | None = None,
+    by_value: Collection[str] = (),
+    after: PackedObjects | None = None,
+    numbered: bool = False,
 ) -> Packed:
     """Pack `values` in their order, and then the classes and functions of `namespace` that these values need.
 
@@ -251,6 +314,10 @@ def pack(
     stays: returns True for a name in `namespace` whose value is not sent, even if functions use the name.
     bound: names that are not sent along for values that need them, because the rank's `__main__` has them anyway.
     submodules: the names of modules that are imported on the rank.
+    held: what the ranks have. The values share objects with it, and what the notebook has changed in it is packed, too.
+    by_value: the names whose values do not share objects with what the ranks have.
+    after: the objects of a payload that ranks load before this one. The values share these objects.
+    numbered: whether later payloads are to share the objects of this one.
     """
     kinds = {name: kind for name, value in values.items() if (kind := kind_of(value))}
     problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
@@ -260,12 +327,20 @@ def pack(
         stream, sizes = io.BytesIO(), dict[str, int]()
         memory = Memory(blocks)
         pickler = _Pickler(stream, namespace, stays, memory)
+        if held is not None:
+            pickler = _SharingPickler(stream, namespace, stays, memory)
+            pickler.place_of = functools.partial(_place_of, held, values)
+        elif after is not None:
+            pickler = _SharingPickler(stream, namespace, stays, memory)
+            pickler.go_on(after)
+        changed: dict[str, int] = {}
         queue = collections.deque((name, value, "") for name, value in values.items() if name not in problems)
         along = {name: each for name, each in along.items() if each.problem}
         known = {*bound, *along}
         pickler.dump((len(queue), [StandIn(import_submodule, name) for name in sorted(submodules)]))
-        while queue:
+        while queue := queue or _changes(held, {*changed, *problems}):
             name, value, via = queue.popleft()
+            pickler.shares = name not in by_value
             start, before = stream.tell(), len(pickler.buffers)
             try:
                 pickler.dump(name)
@@ -279,7 +354,9 @@ def pack(
                     problems[name] = problem
                 break
             size_bytes = stream.tell() - start + sum(buffer.nbytes for buffer in pickler.buffers[before:])
-            if via:
+            if isinstance(value, Changed):
+                changed[name] = size_bytes
+            elif via:
                 along[name] = Along(via, size_bytes, None)
             else:
                 sizes[name] = size_bytes
@@ -293,7 +370,18 @@ def pack(
                 # new arrays that share memory, and so the search for blocks might never end.
                 continue
             buffers, carried = tuple(pickler.buffers), frozenset(pickler.carried)
-            return Packed(stream.getvalue(), sizes, problems, buffers, along, carried)
+            return Packed(stream.getvalue(), sizes, problems, buffers, along, carried, changed, frozenset(pickler.uses),
+                          pickler.objects() if numbered else None, pickler.shared)  # fmt: skip
+
+
+def _changes(held: RemoteNames | None, without: Container[str]) -> collections.deque[tuple[str, Any, str]]:
+    changes = {} if held is None else held.changes()
+    return collections.deque((name, change, "") for name, change in changes.items() if name not in without)
+
+
+def _place_of(held: RemoteNames, values: Container[str], value: object) -> Place | None:
+    place = held.place_of(value)
+    return None if place is None or place.name in values else place
 
 
 def pack_call(
@@ -301,11 +389,13 @@ def pack_call(
     kwargs: dict[str, Any],
     namespace: Namespace | None,
     args: Sequence[Any] = (),
-    held: Container[str] = (),
+    held: RemoteNames | None = None,
+    *,
+    numbered: bool = False,
 ) -> Packed:
     """Pack a function and its arguments. Functions that have `namespace` as their globals get the rank's `__main__`.
 
-    `held` are the names whose values on the ranks should be used instead of those in `namespace`.
+    `held` has the names whose values on the ranks should be used instead of those in `namespace`.
 
     The result's `sizes` contain the function first, then `args` under the names of their parameters, then `kwargs`.
     Raises CaptureError if the function or an argument cannot be sent.
@@ -316,7 +406,14 @@ def pack_call(
     while name in arguments:
         name += "()"  # an argument may have the function's name
     values = {name: function, **arguments, _POSITIONAL: len(args)}
-    packed = pack(values, namespace, lambda each: each in hidden or each in held)
+    packed = pack(
+        values,
+        namespace,
+        lambda each: each in hidden or (held is not None and each in held),
+        held=held,
+        by_value=arguments,
+        numbered=numbered,
+    )
     packed.sizes.pop(_POSITIONAL, None)
     if packed.problems:
         raise CaptureError("Cannot be sent to the ranks: " + "\n".join(map(str, packed.problems.values())))
@@ -324,19 +421,52 @@ def pack_call(
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> None:
+    def __init__(
+        self, payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer], first: LoadedObjects | None
+    ) -> None:
         super().__init__(io.BytesIO(payload), buffers=buffers)
         self._namespace = namespace
+        self._first = first
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (rank_namespace.__module__, rank_namespace.__name__):
             return lambda: self._namespace
         return super().find_class(module, name)
 
+    def persistent_load(self, place: Place | int) -> Any:
+        if isinstance(place, Place):
+            return place.part(self._namespace)
+        assert self._first is not None
+        return self._first.numbered(place)
 
-def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> Iterator[tuple[str, Any]]:
-    """Yield each name and value that was passed to pack(). Add the other packed objects to `namespace`."""
-    unpickler = _Unpickler(payload, namespace, buffers)
+
+class LoadedObjects:
+    """On a rank: the objects of a payload, to which payloads that are loaded later may refer."""
+
+    def __init__(self) -> None:
+        self._unpickler: _Unpickler | None = None
+        self._objects: dict[int, Any] | None = None
+
+    def add(self, unpickler: _Unpickler) -> None:
+        self._unpickler = self._unpickler or unpickler
+
+    def numbered(self, number: int) -> Any:
+        if self._objects is None:
+            assert self._unpickler is not None
+            self._objects = self._unpickler.memo.copy()
+        return self._objects[number]
+
+
+def _load(
+    payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer], first: LoadedObjects | None
+) -> Iterator[tuple[str, Any]]:
+    """Yield each name and value that was passed to pack(). Add the other packed objects to `namespace`.
+
+    If `first` is empty, it gets the objects. Otherwise, the payload may refer to the objects of `first`.
+    """
+    unpickler = _Unpickler(payload, namespace, buffers, first)
+    if first is not None:
+        first.add(unpickler)
     own_builtins = namespace.get("__builtins__", builtins)
     try:
         count, _ = unpickler.load()
@@ -348,6 +478,8 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
             try:
                 value = unpickler.load()
             except Exception as error:  # the value's class may raise anything when the value is rebuilt
+                if isinstance(error, CaptureError):
+                    raise CaptureError(f"`{name}` arrived, but could not be loaded on this rank: {error}") from error
                 problem = f"{type(error).__name__}: {error}"
                 raise CaptureError(
                     f"`{name}` arrived, but could not be loaded on this rank. {problem}. The modules that the "
@@ -361,24 +493,28 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
         namespace["__builtins__"] = own_builtins  # cloudpickle replaces this entry when it loads a function
 
 
-def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer] = ()) -> None:
+def unpack_names(
+    payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer] = (), first: LoadedObjects | None = None
+) -> None:
     """On a rank: load the values from pack() into `namespace`, the dict of the rank's `__main__`.
 
     Raises CaptureError with the name of a value that cannot be loaded, for example because a module is missing.
     """
-    namespace.update(_load(payload, namespace, buffers))
+    namespace.update(_load(payload, namespace, buffers, first))
 
 
-def unpack_values(payload: Buffer, buffers: Iterable[Buffer] = ()) -> list[Any]:
+def unpack_values(payload: Buffer, buffers: Iterable[Buffer] = (), first: LoadedObjects | None = None) -> list[Any]:
     """On a rank: load packed values without binding them to names. Raises the same errors as unpack_names()."""
-    return [value for _, value in _load(payload, rank_namespace(), buffers)]
+    return [value for _, value in _load(payload, rank_namespace(), buffers, first)]
 
 
-def unpack_call(payload: Buffer, buffers: Iterable[Buffer] = ()) -> tuple[Callable[..., Any], dict[str, Any]]:
+def unpack_call(
+    payload: Buffer, buffers: Iterable[Buffer] = (), first: LoadedObjects | None = None
+) -> tuple[Callable[..., Any], dict[str, Any]]:
     """On a rank: load a call that pack_call() has packed. Raises the same errors as unpack_names().
 
     Returns the function with its positional arguments bound, and the keyword arguments.
     """
-    (_, function), *arguments, (_, positional) = _load(payload, rank_namespace(), buffers)
+    (_, function), *arguments, (_, positional) = _load(payload, rank_namespace(), buffers, first)
     args = [value for _, value in arguments[:positional]]
     return functools.partial(function, *args) if args else function, dict(arguments[positional:])

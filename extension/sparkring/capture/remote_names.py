@@ -1,46 +1,64 @@
 """Records which names have a value on the ranks of a warm gang, and tells whether the notebook's value is newer.
 
 A cell uses the ranks' value of a name if an earlier cell assigned this value on the ranks, or if the value was sent to
-the ranks earlier. But if the notebook's value has changed since then, the notebook's value is sent. So a cell can use
-the model that an earlier cell has trained, and `lr = 0.01` in the notebook takes effect in the next cell.
+the ranks earlier. But if the notebook has bound the name anew since then, the notebook's value is sent. So a cell can
+use the model that an earlier cell has trained, and `lr = 0.01` in the notebook takes effect in the next cell.
+
+If the notebook has changed an object in place, only the parts that have changed are sent, and put into the ranks'
+object (changes.py). Data such as lists and arrays is sent as a whole. Objects that are sent share their parts with the
+objects that ranks have, as in the notebook: a new optimizer gets the ranks' own parameters.
 """
 
 from __future__ import annotations
 
-import hashlib
-import pickle
-import sys
-import weakref
-import zlib
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-# Values of these types may change in place, so the same object may have a new value: they are compared by content.
-_PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), list, tuple, dict, set, frozenset)
-_PLAIN_ELSEWHERE = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "Series"), ("torch", "Tensor"))
+from sparkring.capture.changes import Changed, Place, part_at, words
+from sparkring.capture.snapshots import Change, Snapshot
+
+# If it takes longer than this to compare an object with what it was, its changes in place are no longer looked for.
+SLOW_S = 0.5
+_SHOWN = 3  # at most this many parts are named in a notice
 
 
 class RemoteNames:
-    """The names that ranks have bound or received, each with a fingerprint of the notebook's value at that moment."""
+    """The names that ranks have bound or received, each with a snapshot of the notebook's value at that moment.
+
+    `notices` is what the user should know about the names that have been looked up since the last call of beside().
+    """
 
     def __init__(self) -> None:
         self._ranks_with: dict[str, set[int]] = {}  # for each name, the ranks that have the newest value
         self._on_rank: dict[int, set[str]] = {}  # the names that each rank has
         self._notebook: Mapping[str, Any] = {}
-        self._seen: dict[str, _Fingerprint] = {}
-        # The fingerprints made since the last call of beside(). Making them again would take a while for large values.
-        self._now: dict[str, _Fingerprint] = {}
+        self._seen: dict[str, Snapshot] = {}
+        self._bound_there: set[str] = set()  # names whose values on the ranks are not copies of the notebook's
+        self._slow: set[str] = set()  # names whose values are compared by identity only
+        # What was found out since the last call of beside(). To find it out again would take a while for large values.
+        self._now: dict[str, Snapshot] = {}
+        self._changes: dict[str, list[Change] | None] = {}
+        self._places: dict[int, tuple[object, Place]] | None = None
+        self._stale: set[int] = set()  # the ids of objects that ranks get anew, although they have a copy
         self._asked_for: frozenset[int] = frozenset()
+        self.notices: list[str] = []
 
     @property
     def names(self) -> set[str]:
         """Return the names that have a value on at least one rank."""
         return set().union(*self._on_rank.values())
 
-    def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
-        """Return a container of the names whose values on `ranks` should be used instead of the notebook's."""
+    def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> RemoteNames:
+        """Return this container, which then contains the names whose values on `ranks` should be used.
+
+        The values of other names have to be sent, and the ranks have to repeat changes().
+        """
         self._notebook, self._asked_for = notebook, frozenset(ranks)
         self._now.clear()
+        self._changes.clear()
+        self._places = None
+        self._stale.clear()
+        self.notices = []
         return self
 
     def __contains__(self, name: object) -> bool:
@@ -48,8 +66,32 @@ class RemoteNames:
             return False
         if name not in self._notebook:
             return True
-        seen = self._seen.get(name)
-        return seen is not None and seen.is_of(self._notebook[name]) and seen == self._fingerprint(name)
+        if name not in self._seen or not self._seen[name].is_of(self._notebook[name]):
+            return False
+        if name not in self._changes:
+            self._changes[name] = self._find_changes(name)
+        return self._changes[name] is not None
+
+    def changes(self) -> dict[str, Changed]:
+        """Return what the notebook has changed in place in the values of the names that have been looked up."""
+        return {
+            name: Changed(name, self._notebook[name], changes) for name, changes in self._changes.items() if changes
+        }
+
+    def place_of(self, value: object) -> Place | None:
+        """Return where the ranks have their copy of an object of the notebook; None if they have none."""
+        if self._places is None:
+            self._places = {}
+            for name, seen in self._seen.items():
+                if name not in self._bound_there and self._ranks_with[name] >= self._asked_for:
+                    root = self._notebook.get(name)
+                    parts = [(root, ())] if seen.is_of(root) else []
+                    for part, path in (*parts, *seen.places()):
+                        self._places.setdefault(id(part), (part, Place(name, path)))
+        part, place = self._places.get(id(value), (None, None))
+        if part is not value or place is None or place.name not in self or id(value) in self._stale:
+            return None
+        return place
 
     def update(self, bound: Mapping[int, Collection[str]], gone: Mapping[int, Collection[str]]) -> None:
         """Record the names that are new on each rank, and those that are no longer there."""
@@ -60,80 +102,60 @@ class RemoteNames:
         for rank, names in bound.items():
             self._on_rank.setdefault(rank, set()).update(names)
         for name in set().union(*bound.values()):
-            self.kept([name], [rank for rank, names in bound.items() if name in names])
+            self.kept([name], [rank for rank, names in bound.items() if name in names], sent=False)
 
-    def kept(self, names: Iterable[str], ranks: Iterable[int]) -> None:
-        """Record that `ranks` may have bound or received `names`. A rank that lacks a name has neither bound
-        nor received it.
+    def kept(self, names: Iterable[str], ranks: Iterable[int], *, sent: bool) -> None:
+        """Record that `ranks` may have received `names` if they were `sent`, or else may have bound them.
 
-        After this call, the notebook's current values do not count as newer.
+        A rank that lacks a name has neither bound nor received it. After this call, the notebook's current values do
+        not count as newer.
         """
         ranks = list(ranks)
         for name in names:
             having = [rank for rank in ranks if name in self._on_rank.get(rank, ())]
             if not having:
                 continue
-            now = self._fingerprint(name) if name in self._notebook else None
-            there = self._ranks_with.setdefault(name, set())
-            if self._seen.get(name) != now:
-                there.clear()  # the other ranks have an older value
+            there, seen = self._ranks_with.setdefault(name, set()), self._seen.pop(name, None)
+            if name in self._notebook:
+                self._seen[name] = now = self._snapshot(name, seen)
+                if seen is None or not seen.equals(now):
+                    there.clear()  # the other ranks have an older value
+            elif seen is not None:
+                there.clear()
             there.update(having)
-            if now is not None:
-                self._seen[name] = now
+            (self._bound_there.discard if sent else self._bound_there.add)(name)
 
-    def _fingerprint(self, name: str) -> _Fingerprint:
+    def _snapshot(self, name: str, seen: Snapshot | None) -> Snapshot:
         value = self._notebook[name]
+        if name in self._slow and seen is not None and seen.is_of(value):
+            return seen
         if name not in self._now or not self._now[name].is_of(value):
-            self._now[name] = _Fingerprint(value)
+            self._now[name] = Snapshot(value)
         return self._now[name]
 
-
-class _Fingerprint:
-    """A fingerprint of a value: which object it was, and a digest of its content, if the content can be compared."""
-
-    def __init__(self, value: Any) -> None:
-        try:
-            self._identity: Any = weakref.ref(value)
-        except TypeError:
-            self._identity = id(value)
-        self._content = _content(value)
-
-    def is_of(self, value: Any) -> bool:
-        """Return whether this is a fingerprint of the object `value` itself."""
-        return self._identity() is value if isinstance(self._identity, weakref.ref) else self._identity == id(value)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Fingerprint) or self._content != other._content:
-            return False
-        if isinstance(self._identity, weakref.ref) and isinstance(other._identity, weakref.ref):
-            mine = self._identity()
-            return mine is not None and mine is other._identity()
-        return bool(self._identity == other._identity)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _content(value: Any) -> bytes:
-    """Return a digest of a plain value, or of the plain attributes of an object whose class the notebook defines.
-
-    Returns b'' for other values, and for values that cannot be pickled.
-    """
-    if not _is_plain(value):
-        if type(value).__module__ != "__main__" or isinstance(value, type):
-            return b""
-        # For an object without a `__dict__`, vars() would call the `__getattr__` of its class.
-        attributes = vars(value) if type(value).__dictoffset__ else {}
-        value = {name: item for name, item in attributes.items() if _is_plain(item)}
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        found = hashlib.sha256(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))
-        for buffer in buffers:  # the contents of arrays; CRC-32 takes a third of SHA-256's time
-            found.update(zlib.crc32(buffer.raw()).to_bytes(4, "big"))
-    except Exception:  # part of the value cannot be pickled, so only the value's identity is compared
-        return b""
-    return found.digest()
-
-
-def _is_plain(value: Any) -> bool:
-    elsewhere = (getattr(sys.modules.get(module), name, ()) for module, name in _PLAIN_ELSEWHERE)
-    return isinstance(value, (*_PLAIN, *elsewhere))
+    def _find_changes(self, name: str) -> list[Change] | None:
+        """Return the changes in place that ranks can repeat; None if the notebook's value has to be sent as a whole."""
+        seen = self._seen[name]
+        now = self._snapshot(name, seen)
+        changes = seen.changes(now)
+        if now.seconds > SLOW_S and not now.is_data and name not in self._slow:
+            self._slow.add(name)
+            self.notices.append(
+                f"`{name}` takes {now.seconds:.1f} s to compare with the value that the ranks have, so later changes "
+                f"in place are not noticed: send it again with `--push {name}`"
+            )
+        if changes and name in self._bound_there:
+            changes = None
+        if changes is None and now.holds_arrays:
+            self.notices.append(
+                f"the notebook has changed `{name}`, so it is sent again: it replaces the `{name}` of the ranks, with "
+                "all that cells have changed in it. Other objects of the ranks may still hold the earlier one"
+            )
+        elif parts := [words(name, path) for path, what in changes or () if what == "in place"]:
+            more = f", and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
+            self.notices.append(
+                f"the notebook has changed {', '.join(parts[:_SHOWN])}{more}: the notebook's values replace those of "
+                "the ranks"
+            )
+        self._stale |= {id(part_at(self._notebook[name], path)) for path, what in changes or () if what == "changed"}
+        return changes

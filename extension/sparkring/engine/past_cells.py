@@ -21,10 +21,11 @@ PREPARING = frozenset({"deepspeed", "horovod", "jax", "keras", "numpy", "random"
 
 class PastCell(NamedTuple):
     """A cell that has run to its end on `ranks`. `request` is None if the values that were sent with
-    the cell were too large to keep."""
+    the cell were too large to keep. To load these values, the ranks need their values of the names in `uses`."""
 
     source: str
     sent: tuple[str, ...]
+    uses: frozenset[str]
     ranks: tuple[int, ...]
     request: Request | None
     size_bytes: int
@@ -50,7 +51,9 @@ class PastCells:
         if size_bytes <= CELL_BYTES:
             # The parts are copied, since they share memory with the notebook's arrays, which the notebook may change.
             kept = request._replace(run=run._replace(parts=tuple(map(bytes, run.parts)), pull=()))
-        self._cells.append(PastCell(run.source, request.sent, execution.ranks, kept, size_bytes if kept else 0))
+        self._cells.append(
+            PastCell(run.source, request.sent, request.uses, execution.ranks, kept, size_bytes if kept else 0)
+        )
         self._bytes += self._cells[-1].size_bytes
         while self._bytes > ALL_BYTES or len(self._cells) > MOST:
             self._bytes -= self._cells.popleft().size_bytes
@@ -69,7 +72,7 @@ class PastCells:
             names = names_read(cell.source)
             if wanted & {*names.bound, *cell.sent} or _only_prepares(cell.source, imported):
                 found.append(cell)
-                wanted |= {*names.required, *names.optional}.difference(cell.sent)
+                wanted |= {*names.required, *names.optional}.difference(cell.sent) | cell.uses
         return found[::-1]
 
 

@@ -111,6 +111,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     )
     notices += [describe.large_value(name, size_bytes) for name, size_bytes in packed.large.items()]
     notices += [spec.notice] if spec.notice else []
+    notices += spec.gang.held.notices if spec.gang is not None else []
     notices += [legacy_keras.NOTICE] if legacy else []
     notices += [] if spec.gang is not None else preflight.notices([launch], spec.framework)
     return PreparedRun(
@@ -144,7 +145,7 @@ def needs_legacy_keras(framework: str, env: Iterable[tuple[str, str]], code: str
 # ── What is sent ──────────────────────────────────────────────────────────────
 
 
-def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
+def capture_cell(spec: RunSpec, cell: Cell, *, numbered: bool = False) -> Captured:
     """Return what `cell` needs from the notebook, except what the ranks of a warm gang already have."""
     gang = spec.gang
     try:
@@ -158,6 +159,7 @@ def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
             on_ranks=gang.held.names if gang else (),
             scripts=cell.scripts,
             dry_run=spec.options.dry_run,
+            numbered=numbered,
         )
     except CaptureError as error:
         if gang and gang.news:  # the news may explain why a name is missing: its value was on ranks that have been lost
@@ -194,10 +196,12 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
         namespace.update(pulled)
         if gang is not None:
             # The notebook now has the pulled values, so they do not count as newer than those of the ranks.
-            gang.held.kept({*captured.binds, *(() if cell.apart else pulled)}, _taking_part(spec))
+            ours = set() if cell.apart else {*pulled}
+            gang.held.kept(captured.binds - ours, _taking_part(spec), sent=False)
+            gang.held.kept(ours, _taking_part(spec), sent=True)
 
     return _Packed(
-        Request(run, spec.framework, modules, tuple(captured.sent), options.timeline),
+        Request(run, spec.framework, modules, tuple(captured.sent), options.timeline, uses=captured.uses),
         captured.table,
         {name.name: name.size_bytes or 0 for name in captured.large},
         [(name.name, namespace.get(name.name)) for name in captured.names],
@@ -216,7 +220,7 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     check_call(function, args, kwargs)
     gang, namespace = spec.gang, _main()
     title = spec.title or name_of(function)
-    held = gang.held.beside(namespace, _taking_part(spec)) if gang else ()
+    held = gang.held.beside(namespace, _taking_part(spec)) if gang else None
     packed = pack_call(function, kwargs, namespace, args, held)
     arguments = {**dict(zip(names_of(function, args), args, strict=True)), **kwargs}
     used = {name: namespace.get(name) for name in packed.carried}
@@ -231,7 +235,14 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     modules = modules_of((function, *args, *kwargs.values()))
     size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)
     return _Packed(
-        Request(run, spec.framework, modules, tuple(packed.carried), spec.options.timeline, imports=call.imports),
+        Request(
+            run,
+            spec.framework,
+            modules,
+            (*packed.carried, *packed.changed),
+            spec.options.timeline,
+            imports=call.imports,
+        ),
         captured_call(function, kwargs, packed, args),
         {title: size_bytes} if size_bytes > LARGE_BYTES else {},
         [("", value) for value in (*args, *kwargs.values())],

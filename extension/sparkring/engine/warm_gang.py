@@ -124,7 +124,7 @@ class WarmGang:
                     self._end("its last cell did not end properly")
                 elif execution is not None and execution is not before:
                     self.held.update(execution.bound, execution.gone)
-                    self.held.kept(execution.request.sent, execution.loaded)
+                    self.held.kept(execution.request.sent, execution.loaded, sent=True)
 
     @contextlib.contextmanager
     def _reserved(self, given_up: Callable[[], object]) -> Iterator[None]:

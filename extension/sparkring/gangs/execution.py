@@ -24,7 +24,8 @@ class Request(NamedTuple):
     `imports` are modules that a function of sparkring imports before it runs any code of the user.
     `timeline` says whether the framework should record a timeline. `restarts` is how often this run has been restarted
     so far, and `max_restarts` is the limit. If the request is for an item, `work` is what the ranks run; a gang sends
-    `work` only once, before the first item. `parts` are the parts of `run` for each rank, if they differ.
+    `work` only once, before the first item. `parts` are the parts of `run` for each rank, if they differ. `uses` are
+    the names whose values the ranks need to load what is sent.
     """
 
     run: Run
@@ -37,6 +38,7 @@ class Request(NamedTuple):
     work: Work | None = None
     parts: Mapping[int, Buffers] = {}
     imports: tuple[str, ...] = ()
+    uses: frozenset[str] = frozenset()
 
     def code(self) -> Code:
         """Return the code that the ranks will run, without large buffers."""

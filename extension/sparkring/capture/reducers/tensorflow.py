@@ -23,6 +23,7 @@ from typing import Any
 from sparkring.capture.picklability import Kind, Refused, by_reference, walk
 from sparkring.capture.reducers.base import WRAPPED, Reduced, Reducer
 
+_SETTINGS = (bool, int, float, str, type(None))
 _SEARCHED = 200  # at most this many objects in a layer's attribute are searched for classes and functions
 
 
@@ -156,6 +157,34 @@ def _dataset_of(graph: bytes, element_spec: Any) -> Any:
     from tensorflow.python.ops.gen_experimental_dataset_ops import dataset_from_graph
 
     return _VariantDataset(dataset_from_graph(graph_def=graph), element_spec)
+
+
+# ── Comparing objects with what they were ────────────────────────────────────────────────────────────────────────────
+
+
+def content(value: Any) -> Any:
+    """Return what an object of TensorFlow or Keras consists of, to be compared with its content at another time.
+
+    Return None if only the identity of the object can be compared.
+    """
+    if isinstance(getattr(value, "python_function", None), types.FunctionType):
+        return value.python_function
+    keras = _keras(type(value))
+    if keras is None or not hasattr(keras, "Model"):
+        is_variable = not _names(type(value)).isdisjoint(
+            {"variables.Variable", "resource_variable_ops.BaseResourceVariable"}
+        )
+        return value.numpy() if is_variable else None
+    layers = list(value._flatten_layers()) if isinstance(value, keras.layers.Layer) else []
+    owners = [value, *layers, *filter(None, [getattr(value, "optimizer", None)])]
+    settings = [
+        {name: item for name, item in vars(owner).items() if name[0] != "_" and type(item) in _SETTINGS}
+        | {"trainable": getattr(owner, "trainable", None)}
+        for owner in owners
+    ]
+    variables = [*(variables_of(value) if hasattr(value, "variables") else []),
+                 *(variables_of(value.optimizer) if getattr(value, "optimizer", None) else [])]  # fmt: skip
+    return settings, [variable.numpy() for variable in variables]
 
 
 # ── Keras: classes and functions that are registered ────────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ import io
 import sys
 import types
 import warnings
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +51,11 @@ def tensor_types() -> tuple[type, ...]:
     """Return the types of plain tensors; none if torch has not been imported."""
     nn: Any = sys.modules.get("torch.nn")
     return (sys.modules["torch"].Tensor, nn.Parameter) if hasattr(nn, "Parameter") else ()
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether a value is a tensor; not if torch has not been imported."""
+    return isinstance(value, tensor_types())
 
 
 def layout(tensor: Any) -> Layout | None:
@@ -103,6 +109,24 @@ def _complete(tensor: Any, state: tuple[Any, dict[str, Any]]) -> None:
     gradient, attributes = state
     tensor.grad = gradient
     vars(tensor).update(attributes)
+
+
+def attributes(tensor: Any) -> list[tuple[str, Any]]:
+    """Return what a tensor consists of besides its numbers."""
+    gradient = [("grad", tensor.grad)] if tensor.is_leaf and tensor.grad is not None else []
+    return [("requires_grad", tensor.requires_grad), *gradient, *vars(tensor).items()]
+
+
+def content(tensor: Any) -> Any:
+    """Return a digest of a tensor's numbers, to be compared with that of another time."""
+    torch = sys.modules["torch"]
+    parts = (str(tensor.dtype), tuple(tensor.shape))
+    try:
+        # As bytes, because NumPy lacks some of torch's types. The version would not tell of changes through `.data`.
+        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except (RuntimeError, TypeError):  # for example a sparse tensor, or one in a GPU's memory
+        return (*parts, id(tensor), tensor._version)
+    return (*parts, zlib.crc32(raw))
 
 
 # ── torch.compile and torch.jit ──────────────────────────────────────────────────────────────────────────────────────

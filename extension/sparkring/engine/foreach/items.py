@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import hashlib
 import itertools
 import math
@@ -11,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from sparkring.capture.packing import pack
+from sparkring.capture.packing import Packed, PackedObjects, pack
 from sparkring.capture.picklability import Namespace
+from sparkring.capture.snapshots import ATOMS, Snapshot
 from sparkring.engine.foreach.schedule import Item
 from sparkring.engine.foreach.steering import Steering
 from sparkring.errors import CaptureError, OptionsError
@@ -24,6 +26,10 @@ from sparkring.wire.messages import Script
 
 NAME_CHARACTERS = 100
 _SCRIPTS = "%run"  # the name under which an item's scripts are included in its key
+# Iterators that run no code of the user.
+_STILL: tuple[Any, ...] = ((), [], {}, {}.values(), {}.items(), set(), "", range(0), collections.deque())
+_QUIET = tuple(type(iter(still)) for still in _STILL)
+_DATA = (list, tuple, dict, set, frozenset, bytearray, collections.deque)
 ITEM = "item"  # if a function is run instead of a cell, tables give its argument this name
 
 
@@ -120,6 +126,8 @@ class Items:
                 )
         self._targets = targets
         self._namespace = namespace
+        self._objects: PackedObjects | None = None
+        self._captured: dict[str, tuple[Any, Snapshot]] = {}
         self._stays = stays
         self.shown: dict[int, dict[str, Any]] = {}  # what the table shows for each item, by number
 
@@ -173,7 +181,7 @@ class Items:
             advice = "Use values that can be compared by content, or leave --checkpoint-dir out."
             return Problem(number, name, Failure("code", summary, advice=advice))
         values |= {name: self._namespace[name] for name in read} if self._namespace else {}
-        packed = pack(values, self._namespace, self._stays)
+        packed = self._pack(values)
         if packed.problems:
             problem = next(iter(packed.problems.values()))
             advice = f"{problem.advice[:1].upper()}{problem.advice[1:]}."
@@ -182,6 +190,30 @@ class Items:
         # Copy the buffers: the iterable may reuse an array for the next item before this item has been sent.
         parts = (packed.payload, *map(bytes, packed.buffers))
         return Item(number, name, parts, key, scripts, {} if parameters is None else _recorded(named))
+
+    def share(self, objects: PackedObjects | None, captured: Mapping[str, Any]) -> None:
+        """Let items share the objects that are packed with the work, whose values are `captured`.
+
+        The iterable may change such an object between two items. Then the item gets the object as it is now, not as it
+        was packed with the work.
+        """
+        self._objects = objects
+        if objects is None or type(self._iterator) in _QUIET or self.steering is not None:
+            return
+        self._objects = objects.only(lambda value: type(value) not in _DATA and not _is_array(value))
+        self._captured = {name: (value, snapshot) for name, value in captured.items()
+                          if not (snapshot := Snapshot(value)).is_data}  # fmt: skip
+
+    def _pack(self, values: Mapping[str, Any]) -> Packed:
+        if all(map(_is_atom, values.values())):
+            return pack({**values}, self._namespace, self._stays)
+        packed = pack({**values}, self._namespace, self._stays, after=self._objects)
+        if self._captured and not all(map(_is_code, packed.shared)):
+            assert self._objects is not None
+            if not all(before.equals(Snapshot(value)) for value, before in self._captured.values()):
+                self._objects, self._captured = self._objects.only(_is_code), {}
+                packed = pack({**values}, self._namespace, self._stays, after=self._objects)
+        return packed
 
     def forget_from(self, number: int) -> None:
         """Forget the items from `number` on: they were taken, but the run ended before any of them began."""
@@ -201,6 +233,18 @@ def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
     mixed = [name for name, value in found.items() if value in names and value != name and name in names]
     if mixed:
         raise OptionsError(f"`{targets.written}`: the search has its parameters in another order: write `{written}`.")
+
+
+def _is_atom(value: Any) -> bool:
+    return type(value) in ATOMS or (type(value) is tuple and all(map(_is_atom, value)))
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType)
+
+
+def _is_array(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] in ("numpy", "pandas", "polars", "pyarrow", "torch")
 
 
 def _recorded(parameters: Mapping[str, Any]) -> dict[str, float | str]:

@@ -197,7 +197,7 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
     # If scripts depend on the item, it is not yet known which names they bind, so errors are raised later, per item.
     run_options = Options(-options.each, push=options.push, dry_run=cell.scripts_of is not None)
     run_spec = RunSpec(cell, run_options, options.framework, bound=spec.targets.names)
-    captured = capture_cell(run_spec, cell)
+    captured = capture_cell(run_spec, cell, numbered=True)
     validate(((name.name, namespace.get(name.name)) for name in captured.names), cell.source, options.each)
     needed = {name.name: namespace.get(name.name) for name in captured.names if name.required}
     refuse_lone(needed, options.framework, options.each)
@@ -221,11 +221,12 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
         read = capture_cell(of_item, cell._replace(scripts=scripts))
         return tuple(script for script in scripts if script not in cell.scripts), read.sent
 
+    used = {name: namespace[name] for name in captured.sent}
     items = Items(spec.iterable, spec.targets, namespace, hidden.__contains__, scripts_of)
+    items.share(captured.objects, used)
     modules = modules_of(namespace[name] for name in captured.sent)
     scripts = [script.source for script in cell.scripts]
     sources = [f"for {spec.targets.written} in _: pass", cell.source, *scripts, f"seed = {options.seed}"]
-    used = {name: namespace[name] for name in captured.sent}
     meaning = meaning_of(sources, used, namespace, hidden | captured.binds) if options.checkpoint_dir else ""
     return _Packed(work, modules, captured.table, items, f"foreach {spec.targets.written}", cell.source, meaning)
 
@@ -236,7 +237,7 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
         raise OptionsError(f"foreach() takes a function, not {type(function).__name__}: {CALLED}")
     check_call(function, (None,), {})
     namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
-    packed = pack_call(function, {}, namespace)
+    packed = pack_call(function, {}, namespace, numbered=True)
     work = messages.Work(
         "call",
         autolog=spec.options.autolog,
@@ -246,6 +247,7 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
     )
     (argument,) = names_of(function, (None,))
     items = Items(spec.iterable, None, namespace, ipython_names(namespace).__contains__, argument=argument)
+    items.share(packed.objects, {"": function, **{name: namespace[name] for name in packed.carried}})
     captured = captured_call(function, {}, packed)
     code = source_of(function)
     meaning = ""

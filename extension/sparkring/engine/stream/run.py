@@ -113,6 +113,7 @@ def prepare(spec: StreamSpec) -> Prepared:
     )
     read = names_read(cell.source)
     needed = {*read.required, *read.optional}.difference(captured.sent, BOUND)
+    needed |= captured.uses
     needed.update(name for name in gang.held.names if name in options.state)
     modules = modules_of(cell.namespace[name] for name in captured.sent)
     directory = None
@@ -135,7 +136,7 @@ def prepare(spec: StreamSpec) -> Prepared:
         StreamWork(work, modules, tuple(captured.sent), frozenset(needed), _module_names(cell.namespace)),
         source,
         started,
-        tuple(large),
+        (*large, *gang.held.notices),
         directory,
     )
 

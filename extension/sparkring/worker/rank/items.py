@@ -66,14 +66,16 @@ class ItemWork:
         _new_sessions()
         seeds.begin((item.seed + world.world().rank * RANKS_APART) % (1 << 32))
         payload, *buffers = item.parts
-        copies = self._buffers.copies_on_write()
+        copies, first = self._buffers.copies_on_write(), packing.LoadedObjects()
         if self._order.what == "call":
-            function, _ = packing.unpack_call(self._payload, copies)
-            (value,) = packing.unpack_values(payload, buffers)
+            function, _ = packing.unpack_call(self._payload, copies, first)
+            (value,) = packing.unpack_values(payload, buffers, first)
+            del first  # it holds what was only needed to load the values
             return function(value)
         shell.scripts.update((script.line, script) for script in item.scripts)
-        packing.unpack_names(self._payload, self._namespace, copies)
-        packing.unpack_names(payload, self._namespace, buffers)
+        packing.unpack_names(self._payload, self._namespace, copies, first)
+        packing.unpack_names(payload, self._namespace, buffers, first)
+        del first
         if self._cell is None:
             self._cell = compile_cell(self._order.source, self._filename)
         return self._cell.run(self._namespace)
