@@ -115,6 +115,9 @@ def test_limits():
     assert [machine.disk("TMPDIR", "/tmp", Room(free, gb)).level for free in (5 * gb, gb, gb / 20)] == [
         "ok", "note", "problem"
     ]  # fmt: skip
+    assert machine.cores(64, 64, float("inf")) == "64"
+    assert machine.cores(3, 64, 2.5) == "3 of the machine's 64 (the container's quota is 2.5)"
+    assert machine.cores(2, 64, float("inf")) == "2 of the machine's 64 (the kernel's affinity)"
     assert [machine.open_files(soft, None).level for soft in (None, 1024, 1000, 100)] == ["ok", "ok", "note", "problem"]
     assert [machine.shared_memory(Room(size, size)).level for size in (gb, 64e6)] == ["ok", "note"]
     assert [machine.memory(Room(size, 64 * gb)).level for size in (5 * gb, gb / 10)] == ["ok", "note"]

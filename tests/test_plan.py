@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from sparkring.engine.foreach.result import ForeachResult
 from sparkring.history.events import ItemMeasured
 from sparkring.history.record import RunRecord
 from sparkring.launchers import ItemRoom
+from sparkring.runtime import limits
 from sparkring.worker.member import process
 
 GB = 10**9
@@ -95,18 +97,61 @@ def test_on_spark():
     assert full.warning == "6 at once need about 2.50 GB of memory on each host, but only 2.00 GB is free: use -n 3."
 
 
+def written(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, version):
     """Files that the kernel caches in memory count as free, since the kernel drops them when memory is short."""
-    monkeypatch.setattr(process, "_memory_groups", lambda: [(version, str(tmp_path))])
+    real = limits.control_groups
+    monkeypatch.setattr(limits, "control_groups", lambda controller: real(controller, str(tmp_path)))
+    lines = {1: "3:cpu,cpuacct:/a\n2:memory:/pod/ours\n0::/\n", 2: "0::/../pod/ours\n"}[version]
+    folder = {1: "sys/fs/cgroup/memory/pod", 2: "sys/fs/cgroup/pod"}[version]  # the limit is that of the group around
     machine = process.available_bytes()
     limit, used, cached = {
         1: ("limit_in_bytes", "usage_in_bytes", "total_inactive_file"),
         2: ("max", "current", "inactive_file"),
     }[version]
-    (tmp_path / f"memory.{limit}").write_text("9000000\n")
-    (tmp_path / f"memory.{used}").write_text("6000000\n")
-    (tmp_path / "memory.stat").write_text(f"anon 5\n{cached} 1000000\n")
+    statistics = f"anon 5\n{cached} 1000000\n"
+    files = {"proc/self/cgroup": lines, f"{folder}/memory.{used}": "6000000\n", f"{folder}/memory.stat": statistics}
+    written(tmp_path, {**files, f"{folder}/memory.{limit}": "9000000\n"})
     assert process.available_bytes() == 4_000_000 < machine
-    (tmp_path / f"memory.{limit}").write_text("max\n")
+    assert process.total_bytes() == 9_000_000
+    written(tmp_path, {f"{folder}/memory.{limit}": "max\n"})
     assert process.available_bytes() > 4_000_000
+
+
+V1 = "11:memory:/docker/7c\n4:cpu,cpuacct:/docker/7c\n0::/docker/7c\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {"cpu.max": "400000 100000\n"}, 4),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
+        ("0::/\n", {"cpu.max": "250000 100000\n"}, 3),
+        ("0::/\n", {"cpu.max": "10000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "9900000 100000\n"}, 64),
+        ("0::/\n", {"cpu.max": "400000 0\n"}, 64),
+        ("0::/\n", {}, 64),
+        ("0::/kubepods/pod/ours\n", {"cpu.max": "200000 100000"}, 2),  # the container's group is at the root
+        ("0::/../pod/ours\n", {"pod/cpu.max": "300000 100000", "pod/ours/cpu.max": "max 100000"}, 3),
+        ("0::/pod/ours\n", {"pod/cpu.max": "300000 100000", "pod/ours/cpu.max": "50000 50000"}, 1),
+        ("0::/user.slice\n", {"other/cpu.max": "100000 100000"}, 64),
+        (V1, {"cpu/cpu.cfs_quota_us": "150000", "cpu/cpu.cfs_period_us": "50000"}, 3),
+        (V1, {"cpu,cpuacct/cpu.cfs_quota_us": "150000", "cpu,cpuacct/cpu.cfs_period_us": "50000"}, 3),
+        (V1, {"cpu/docker/cpu.cfs_quota_us": "200000", "cpu/docker/cpu.cfs_period_us": "100000"}, 2),
+        (V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        (None, {"cpu.max": "400000 100000"}, 64),  # another system, without /proc
+    ],
+)
+def test_cores_of_a_container(tmp_path, monkeypatch, groups, files, expected):
+    """The quotas of all control groups around a process count as cores, rounded up."""
+    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    written(tmp_path, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    if groups is not None:
+        written(tmp_path, {"proc/self/cgroup": groups})
+    assert limits.cores(str(tmp_path)) == expected

@@ -32,10 +32,11 @@ from sparkring.checkpointing.digests import Digest
 from sparkring.checkpointing.entries import File
 from sparkring.checkpointing.tree import Array, Leaf, Raw
 from sparkring.errors import CheckpointDamagedError, CheckpointError
+from sparkring.runtime import limits
 from sparkring.runtime.storage import Location
 
 CHUNK_BYTES = 512 << 10  # how much is written or read at a time; a chunk fits into a core's cache, so hashing is fast
-COPIERS = min(4, os.cpu_count() or 1)  # the largest number of threads that copy a state
+COPIERS = min(4, limits.cores())  # the largest number of threads that copy a state
 PER_COPIER_BYTES = 8 << 20  # how many bytes justify another thread
 COPIED_BYTES = 4 << 20  # how much a thread copies at a time
 HEADER_BYTES = 100_000_000  # the largest header that safetensors' own readers accept

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkring.errors import LaunchError
+from sparkring.runtime import limits
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -162,7 +163,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
     global _own
     from pyspark.sql import SparkSession
 
-    slots = max(size + SPARE_SLOTS, os.cpu_count() or 1)
+    slots = max(size + SPARE_SLOTS, limits.cores())
     say(f"no SparkSession yet: making one on this machine, local[{slots}] …")
     java = find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -44,9 +44,9 @@ from sparkring.inference.predictors import Autocast
 from sparkring.inference.saved import Saved
 from sparkring.inference.scorer import OnError
 from sparkring.inference.settings import PROBED_ROWS, Settings
+from sparkring.runtime import limits
 from sparkring.runtime.storage import Location, root_for_ranks
 from sparkring.worker.member import gpus
-from sparkring.worker.member.process import cores
 
 if TYPE_CHECKING:
     import torch
@@ -206,7 +206,7 @@ def predict(
             "np must not be 0: use np=-4 for four processes on this machine, or np=4 for four Spark tasks."
         )
     scoring = _prepared(data, settings, to, columns, mode)
-    run, processes = _opened(scoring, -cores() if np is None else np, background=background)
+    run, processes = _opened(scoring, -limits.cores() if np is None else np, background=background)
     work = functools.partial(_carried_out, scoring, run, processes)
     if background:
         return BackgroundRun(work, run.recorder, run.interrupts, scoring.destination.unfinished)

@@ -45,6 +45,8 @@ _BOOT = (
     "path = os.path.join(order['folder'], 'sparkring.zip'); "
     "file = open(path, 'wb'); file.write(archive); file.close(); "
     "sys.path[:0] = [path]; sys.path += [p for p in order['path'] if p not in sys.path]; del archive, file; "
+    "from sparkring.runtime.limits import cores; threads = 'OMP_NUM_THREADS'; "
+    "os.environ[threads] = os.environ[threads] or str(cores()); "
     "from sparkring.inference.server import main; main(order, parts)"
 )
 # The keys under which the metadata of a request says which task, or which streaming query, has sent it.
@@ -435,10 +437,10 @@ def _temporary() -> str:
 def _threads() -> dict[str, str]:
     """Return settings that let the model process use all cores, instead of the number that Spark sets for a task.
 
-    The threads sleep while they wait for work, because the tasks need the cores then.
+    The process replaces the empty value. Its threads sleep while they wait for work, because the tasks need the cores
+    then.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(cores), "OMP_WAIT_POLICY": "PASSIVE"}
+    return {"OMP_NUM_THREADS": "", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def _check_private(folder: str) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sparkring.errors import SlotsError
+from sparkring.history.describe import counted
 from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.launchers.local import LocalLauncher, pool_shares, sharers, visible_gpus
-from sparkring.worker.member import gpus, process
+from sparkring.runtime import limits
+from sparkring.worker.member import gpus
 
 
 def open_launcher(request: LaunchRequest, say: Callable[[str], None], *, patient: bool = True) -> Launcher:
@@ -48,7 +50,7 @@ def default_at_once(size: int, gpus_each: float | None, environment: Mapping[str
     variables.
     """
     size = max(1, size)  # not yet checked, and neither is `gpus_each`
-    by_cores = process.cores() // size
+    by_cores = limits.cores() // size
     if not gpus_each or not math.isfinite(gpus_each):
         return max(1, by_cores)
     return max(1, min(by_cores, _room_on_gpus(gpus.find(visible_gpus(environment)), size, gpus_each)))
@@ -130,7 +132,7 @@ def room(request: LaunchRequest) -> int:
 def slots_table() -> list[tuple[str, ...]]:
     """Return a table of where ranks can run: place, slots, busy slots and details. This starts no SparkSession."""
     load = f"load {os.getloadavg()[0]:.1f}"
-    rows = [("this machine (n < 0)", f"{process.cores()} cores", "", load)]
+    rows = [("this machine (n < 0)", counted(limits.cores(), "core"), "", load)]
     found = gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if found:
         busy = sum(bool(gpu.busy_percent) for gpu in found)

@@ -27,6 +27,7 @@ from sparkring.history import run_store
 from sparkring.history.describe import duration, first_line, size
 from sparkring.history.findings import Finding, note, ok, problem
 from sparkring.launchers.local import LocalLauncher
+from sparkring.runtime import limits
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.wire.messages import Run
 from sparkring.worker.member import process
@@ -92,8 +93,7 @@ class Room(NamedTuple):
 
 def capacity() -> list[Finding]:
     """Check cores, memory, free disk space, shared memory, and the limit on open files."""
-    cores, there = process.cores(), os.cpu_count() or 1
-    told = [ok("cores", f"{cores}" if cores == there else f"{cores} of the machine's {there}")]
+    told = [ok("cores", cores(limits.cores(), os.cpu_count() or 1, limits.quota()))]
     if process.total_bytes():
         told.append(memory(Room(process.available_bytes(), process.total_bytes())))
     import platformdirs
@@ -109,6 +109,14 @@ def capacity() -> list[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     told.append(open_files(*(None if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))))
     return told
+
+
+def cores(usable: int, machine: int, quota: float) -> str:
+    """Say how many cores this process may use, and what limits them. `quota` is that of the control groups."""
+    if usable == machine:
+        return str(usable)
+    limit = f"the container's quota is {quota:g}" if quota <= usable else "the kernel's affinity"
+    return f"{usable} of the machine's {machine} ({limit})"
 
 
 def memory(room: Room) -> Finding:

@@ -42,14 +42,13 @@ from sparkring.history import describe, events
 from sparkring.history.view import View
 from sparkring.launchers import item_room, open_launcher, pool_requests, room
 from sparkring.launchers.base import LaunchRequest
-from sparkring.runtime import report
+from sparkring.runtime import limits, report
 from sparkring.runtime.interrupts import Interrupts, interrupted
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.wire import messages
 from sparkring.wire.messages import Script
-from sparkring.worker.member import process
 from sparkring.worker.rank.failures import as_failure
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
     """
     environment, each = dict(options.env), options.each
     if options.np < 0:  # Spark itself sets OMP_NUM_THREADS for its tasks
-        share = max(1, process.cores() // (options.at_once * each))
+        share = max(1, limits.cores() // (options.at_once * each))
         environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **environment}
         launch = LaunchRequest(-each, each, environment, title)
         return pool_requests(launch, options.at_once, options.gpus)

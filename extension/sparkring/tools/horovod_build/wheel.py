@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkring.runtime import limits
 from sparkring.tools.horovod_build.cuda import lay_out
 from sparkring.tools.horovod_build.edits import edits, patch
 from sparkring.tools.horovod_build.errors import BuildError
@@ -75,7 +76,7 @@ def build_environment(plan: Plan, cmake: Path, cuda_home: Path | None, environ: 
     """
     dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
     env = {name: value for name, value in environ.items() if not name.startswith("HOROVOD_") and name not in dropped}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = limits.cores()
     target, options = plan.target, plan.options
     chosen = {"TENSORFLOW": target.tensorflow, "PYTORCH": target.torch}
     env |= {

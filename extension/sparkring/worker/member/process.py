@@ -15,6 +15,8 @@ import sys
 import time
 from typing import Literal, NamedTuple
 
+from sparkring.runtime import limits
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_LIMIT_S = 2.0
@@ -153,11 +155,6 @@ def signal_group(pid: int, number: int) -> None:
         pass  # the group has ended
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Memory(NamedTuple):
     """How many bytes of a process are in RAM: `own` memory, `shared` memory (memfd, /dev/shm), and mapped `files`.
 
@@ -203,7 +200,7 @@ def read_bytes(who: Literal["self", "thread-self"] = "self") -> int:
 
 def fair_share(ranks: int) -> int:
     """Return how many threads each of `ranks` ranks on this machine may use."""
-    return max(1, cores() // ranks)
+    return max(1, limits.cores() // ranks)
 
 
 def ended(pidfd: int) -> bool:
@@ -233,7 +230,7 @@ class Resident:
 
 def out_of_memory_kills() -> int:
     """Return how many processes in this process's control group the kernel has killed because memory ran out."""
-    for version, folder in _memory_groups():
+    for version, folder in limits.control_groups("memory"):
         name = "memory.events" if version == 2 else "memory.oom_control"
         found = _numbers(f"{folder}/{name}").get("oom_kill")
         if found is not None:
@@ -247,7 +244,7 @@ def available_bytes() -> int:
     The machine and this process's control groups have limits. The lowest limit counts.
     """
     free = _numbers("/proc/meminfo").get("MemAvailable:", 0) * 1024
-    for version, folder in _memory_groups():
+    for version, folder in limits.control_groups("memory"):
         names = ("max", "current", "inactive_file") if version == 2 else ("limit", "usage", "total_inactive_file")
         limit, used = (_number(f"{folder}/memory.{name}{'' if version == 2 else '_in_bytes'}") for name in names[:2])
         if limit is not None and used is not None:
@@ -260,27 +257,8 @@ def total_bytes() -> int:
     """Return how much memory the machine has, or this process's control groups allow; 0 on a system without /proc."""
     total = _numbers("/proc/meminfo").get("MemTotal:", 0) * 1024
     names = {1: "memory.limit_in_bytes", 2: "memory.max"}
-    limits = (_number(f"{folder}/{names[version]}") for version, folder in _memory_groups())
-    return min([total, *(limit for limit in limits if limit is not None)])
-
-
-def _memory_groups() -> list[tuple[int, str]]:
-    """Return the folders of the control groups that limit this process's memory, with the version of their files.
-
-    In a container, the path that the kernel reports may not exist. The group is then at the root of the hierarchy.
-    """
-    try:
-        with open("/proc/self/cgroup") as file:
-            groups = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return []
-    found = [(2, "/sys/fs/cgroup"), (1, "/sys/fs/cgroup/memory")]
-    for _, controllers, path in groups:
-        if not controllers:
-            found.insert(0, (2, f"/sys/fs/cgroup{path}"))
-        elif "memory" in controllers.split(","):
-            found.insert(0, (1, f"/sys/fs/cgroup/memory{path}"))
-    return found
+    allowed = (_number(f"{folder}/{names[version]}") for version, folder in limits.control_groups("memory"))
+    return min([total, *(limit for limit in allowed if limit is not None)])
 
 
 def _number(path: str) -> int | None:

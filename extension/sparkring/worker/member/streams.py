@@ -61,8 +61,9 @@ def discarded() -> Iterator[None]:
     flush()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
-            if (number := files.get(_file(int(name)))) is not None and int(name) != number:
-                _copies[number].append(int(name))
+            stream = files.get(_file(int(name)))
+            if stream is not None and int(name) != stream:
+                _copies[stream].append(int(name))
     for number, descriptor in own.items():
         os.dup2(descriptor, number)
         os.close(descriptor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 
+from sparkring.runtime import limits
 from sparkring.wire.messages import RankUsed
 from sparkring.worker.member import process
 
@@ -28,7 +29,7 @@ class Meter:
         self._others: set[int] = set()  # the processes that the rank had started, at the last reading
         self._private: dict[int, int] = {}  # how much memory each of them had to itself
         self._private_due = 0.0
-        self._machine = process.cores(), process.total_bytes()
+        self._machine = limits.cores(), process.total_bytes()
 
     def reading(self, now: float) -> RankUsed | None:
         """Return what the rank uses. Return None if the next reading is not due, or if the rank has ended."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.runtime import report
+from sparkring.runtime import limits, report
 from sparkring.wire.messages import ItemMeasured, Run
 from sparkring.worker.member import gpus, process
 from sparkring.worker.rank import preloads
@@ -47,7 +47,7 @@ def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
             own_bytes=memory.own_bytes,
             shared_bytes=memory.shared_bytes,
             free_bytes=free_bytes and free_bytes + memory.imported_bytes,
-            cores=process.cores(),
+            cores=limits.cores(),
             gpu_bytes=memory.gpu_bytes,
             parameters=model.parameters,
             parameter_bytes=model.size_bytes,
