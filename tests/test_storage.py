@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import random
+import re
+from pathlib import Path
 
 import pytest
 
-from sparkring.errors import PathError
-from sparkring.runtime.storage import DBFS_MOUNT, dbfs_root, locate
+import sparkring
+from sparkring.capture import mount_paths
+from sparkring.capture.cell import capture
+from sparkring.errors import CaptureError, PathError, RunFailed
+from sparkring.runtime.storage import DBFS_MOUNT, dbfs_root, local_path, locate
 
 FORMS = ("dbfs:/{}", "dbfs:///{}", "/dbfs/{}", "file:/dbfs/{}", "file:///dbfs/{}")
 PIECES = ("..", ".", "%2e%2e", "%252e%252E", ".%2e", "...", "a", "out", "deep", "ä", " ", "%00", "%2f", "\\", "~",
@@ -119,3 +125,87 @@ def test_a_roundabout_way_to_the_mount(root):
     assert locate("/tmp/../dbfs/x").path == str(root / "x")
     with pytest.raises(PathError, match=r"leads out of|without"):
         locate("/./dbfs/out/x")
+
+
+def test_local_paths(root, tmp_path):
+    """A local path can be used by any function. Its folder exists; a URL of another file system is refused."""
+    for form in FORMS:
+        path = local_path(form.format("ml/new/1.pt"))
+        assert path == str(root / "ml" / "new" / "1.pt")
+        Path(path).write_text("written")
+    assert local_path(tmp_path / "x") == str(tmp_path / "x")
+    for path, words in (("memory://x/y", "fsspec"), ("dbfs://x/y", "one slash"), (root / "ml/new/1.pt/z", "be made")):
+        with pytest.raises(PathError, match=words):
+            local_path(path)
+
+
+@pytest.fixture
+def no_mount():
+    if os.path.isdir(DBFS_MOUNT):
+        pytest.skip("this machine has a /dbfs of its own")
+
+
+HELPERS = """
+def saves(x):
+    torch.save(x, "/dbfs/ml/saved")
+
+def restores():
+    return checkpoints("/dbfs/ml/kept").latest()
+
+class Settings:
+    folder = "/dbfs/ml/settings"
+
+path, other, settings, nested = "/dbfs/ml/path", pathlib.Path("/dbfs/ml/other"), Settings, {"x": ["/dbfs/ml/nested"]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("torch.save(x, '/dbfs/ml/a')", "/dbfs/ml/a"),
+        ("open(f'/dbfs/ml/{rank}')", "/dbfs/ml/"),
+        ("os.makedirs('/dbfs')", "/dbfs"),
+        ("target = '/dbfs/ml/b'\nos.makedirs(target)", "/dbfs/ml/b"),
+        ("saves(1)", "/dbfs/ml/saved"),
+        ("open(path)", "/dbfs/ml/path"),
+        ("open(other)", "/dbfs/ml/other"),
+        ("settings().folder", "/dbfs/ml/settings"),
+        ("nested['x']", "/dbfs/ml/nested"),
+        ("checkpoints(path).latest(), open(path)", "/dbfs/ml/path"),
+        ("checkpoints(path).latest(), restores()", ""),
+        ("target = '/dbfs/ml/b'\nsparkring.shards(target, 32)", ""),
+        ("sparkring.local_path('/dbfs/ml/b'), sparkring.local_path(other)", ""),
+        ("os.path.isdir('/dbfs'), path.startswith('/dbfs/')", ""),
+        ("open('/data/dbfs/x'), open('/dbfs2')", ""),
+        ("'/dbfs/ml is not here'; 'dbfs:/x'", ""),
+    ],
+)
+def test_paths_that_only_sparkring_finds(no_mount, cell, expected, monkeypatch, tmp_path):
+    """There is a notice before the launch, unless only sparkring's functions get the path."""
+    file = tmp_path / "helpers.py"
+    file.write_text(HELPERS)
+    namespace: dict = {"os": os, "pathlib": pathlib, "sparkring": sparkring, "x": 1, "rank": 0, "__name__": "__main__"}
+    namespace |= {"torch": os, "checkpoints": len}
+    exec(compile(HELPERS, str(file), "exec"), namespace)
+    captured = capture(cell, namespace)
+    values = {name: namespace[name] for name in captured.sent}
+    found = mount_paths.notices([cell], values, captured.payload)
+    assert [notice.partition(":")[0] for notice in found] == [expected] * bool(expected)
+    assert all("sparkring.local_path(" in notice and f"ln -s {dbfs_root()} /dbfs" in notice for notice in found)
+
+
+def test_paths_below_the_mount_on_ranks(no_mount, local):
+    """The notice comes before the launch, and the error says what to write. A local path is the same everywhere."""
+    with pytest.raises(RunFailed, match=r"no /dbfs where this rank runs: write sparkring\.local_path\('/dbfs/"):
+        local.run("open('/dbfs/ml/x/1.pt')", 1)
+    assert "sparkring.local_path('/dbfs/ml/x/1.pt')" in local.view.record.notices[0].text
+    assert local.run("import sparkring\nsparkring.local_path('dbfs:/a/x')", 1).value == local_path("dbfs:/a/x")
+
+
+@pytest.mark.parametrize(("name", "instead"), [("spark", "sparkring.spark()"), ("dbutils", "os and shutil")])
+def test_names_of_databricks(local, name, instead):
+    """The error says what to use instead, before the launch or on the ranks."""
+    with pytest.raises(CaptureError, match=re.escape(instead)):
+        local.run(f"{name}.read", 1)
+    with pytest.raises(RunFailed, match=re.escape(instead)):
+        local.run(f"def f():\n    return {name}.read\nlocals()['f']()", 1)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sparkring.engine.udf import predict_udf as predict_udf
     from sparkring.runtime.report import log as log
     from sparkring.runtime.report import log_to_driver as log_to_driver
+    from sparkring.runtime.storage import local_path as local_path
     from sparkring.runtime.world import World as World
     from sparkring.runtime.world import world as world
 
@@ -66,6 +67,7 @@ _NAMES = {
     "engine.search.space": "integer log_uniform uniform",
     "engine.udf": "predict_udf",
     "runtime.report": "log log_to_driver",
+    "runtime.storage": "local_path",
     "runtime.world": "World world",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

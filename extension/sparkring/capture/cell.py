@@ -15,6 +15,7 @@ import sparkring
 from sparkring.capture.names import IMPLICIT, CellNames, global_names, names_read
 from sparkring.capture.packing import Packed, PackedObjects, pack
 from sparkring.capture.picklability import Namespace, Problem, by_reference, ipython_names, type_name, walk
+from sparkring.capture.platform_names import INSTEAD_OF
 from sparkring.capture.remote_names import RemoteNames
 from sparkring.capture.scripts import Script
 from sparkring.capture.string_names import MARKS, names_in_hints, names_in_hints_of, names_in_strings
@@ -247,6 +248,8 @@ def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable
 
 def _hint(name: str, known: set[str]) -> str:
     """Return a sentence that suggests what an undefined name may mean, or "" if there is nothing to suggest."""
+    if name in INSTEAD_OF:
+        return f" {INSTEAD_OF[name]}"
     if name == "sparkring":
         return " Add `import sparkring` to the cell."
     if name in sparkring.__all__:

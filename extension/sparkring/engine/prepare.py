@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.capture import notebook_state
+from sparkring.capture import mount_paths, notebook_state
 from sparkring.capture.calls import CALLED, check_call, name_of, names_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.capture.names import method_calls
@@ -29,7 +29,7 @@ from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import locate, protocols, root_for_ranks
-from sparkring.wire.messages import Run
+from sparkring.wire.messages import Buffers, Run
 
 if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
@@ -113,6 +113,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     notices += [spec.notice] if spec.notice else []
     notices += spec.gang.held.notices if spec.gang is not None else []
     notices += [legacy_keras.NOTICE] if legacy else []
+    notices += mount_notices(spec.work, request.sent, request.run.parts)
     notices += [] if spec.gang is not None else preflight.notices([launch], spec.framework)
     return PreparedRun(
         options, request, launch, started, tuple(notices), directory, spec.gang, tuple(spec.ranks), packed.on_result
@@ -254,6 +255,15 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
 def _main() -> dict[str, Any]:
     """Return the variables of the notebook or program."""
     return vars(sys.modules["__main__"])
+
+
+def mount_notices(work: Cell | Call, names: Iterable[str], parts: Buffers) -> list[str]:
+    """Return a notice if the code, or the values of these names, use paths below /dbfs where there is no such mount."""
+    if isinstance(work, Cell):
+        sources, namespace = [work.source, *(script.source for script in work.scripts)], work.namespace
+    else:
+        sources, namespace = [source_of(work.function)], _main()
+    return mount_paths.notices(sources, {name: namespace.get(name) for name in names}, bytes(parts[0]))
 
 
 def _taking_part(spec: RunSpec) -> Iterable[int]:

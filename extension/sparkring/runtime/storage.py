@@ -104,6 +104,27 @@ def locate(path: str | os.PathLike[str]) -> Location:
     return Location(fsspec.filesystem("file"), _on_dbfs(on_dbfs[1] or "", written) if on_dbfs else here, written)
 
 
+def local_path(path: str | os.PathLike[str]) -> str:
+    """Return the path in this machine's file system of `path`, for functions that do not know dbfs:/.
+
+        torch.save(model.state_dict(), sparkring.local_path("dbfs:/ml/x/1.pt"))
+
+    path: a path as users type it: dbfs:/ml/x, /dbfs/ml/x, file:/x or any other path. It need not exist, but the folder
+    that it is in is made. On Databricks, dbfs:/ml/x is /dbfs/ml/x. Elsewhere, it is in the folder that stands for
+    dbfs:/, which is the same in the notebook and on its ranks.
+
+    Raises PathError if the path cannot be used, or if it is a URL of another file system.
+    """
+    location = locate(path)
+    if not location.local:
+        raise PathError(f"{location.written} is not on this machine's file system: open it with fsspec.open().")
+    try:
+        os.makedirs(os.path.dirname(location.path), exist_ok=True)
+    except OSError as error:
+        raise PathError(f"{location.written}: its folder cannot be made ({error.strerror or error}).") from error
+    return location.path
+
+
 def dbfs_root() -> str:
     """Return the folder that dbfs:/ stands for on this machine."""
     named = os.environ.get(DBFS_ROOT)

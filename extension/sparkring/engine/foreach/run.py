@@ -28,6 +28,7 @@ from sparkring.engine.options import ForeachOptions, Options
 from sparkring.engine.prepare import (
     PROVIDED,
     capture_cell,
+    mount_notices,
     needs_legacy_keras,
     refuse_lone,
     refuse_shared,
@@ -124,6 +125,8 @@ def prepare(spec: ForeachSpec) -> Prepared:
     if isinstance(spec.work, Cell):
         lost = changed_only(parsed(spec.work.source), spec.work.namespace)
         notices += tuple(map(describe.unread_change, lost))
+    names = [name.name for name in packed.captured]
+    notices += tuple(mount_notices(spec.work, names, packed.work.parts))
     notices += tuple(preflight.notices(launches, options.framework))
     work = _for_ranks(packed, options)
     return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)

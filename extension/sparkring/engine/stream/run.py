@@ -17,7 +17,7 @@ from sparkring.capture.versions import modules_of
 from sparkring.data.micro_batches import parts_of
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.polling import poll_until
-from sparkring.engine.prepare import capture_cell, check_directory, run_started, validate
+from sparkring.engine.prepare import capture_cell, check_directory, mount_notices, run_started, validate
 from sparkring.engine.restarts import LONGEST_PAUSE_S, PAUSE_S
 from sparkring.engine.runner import close, error_of
 from sparkring.engine.spec import Cell, Outcome, RunSpec
@@ -136,7 +136,7 @@ def prepare(spec: StreamSpec) -> Prepared:
         StreamWork(work, modules, tuple(captured.sent), frozenset(needed), _module_names(cell.namespace)),
         source,
         started,
-        (*large, *gang.held.notices),
+        (*large, *gang.held.notices, *mount_notices(cell, captured.sent, work.parts)),
         directory,
     )
 

@@ -11,6 +11,7 @@ import types
 from typing import Any
 
 from sparkring.capture import submodules
+from sparkring.capture.platform_names import INSTEAD_OF
 from sparkring.capture.source_lines import FUTURE_LINE
 from sparkring.errors import (
     CheckpointDamagedError,
@@ -21,6 +22,7 @@ from sparkring.errors import (
     SparkringError,
 )
 from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, is_cell
+from sparkring.runtime.storage import DBFS_MOUNT
 from sparkring.wire.messages import CodeFrame, Failure, FailureCause, GpuFault, SourceLine
 from sparkring.worker.rank import gpu_faults, script
 
@@ -220,8 +222,14 @@ def _advice(error: BaseException) -> str:
             "%%horovod."
         )
     if unknown := _unknown_name(error):
-        return (
+        return INSTEAD_OF.get(unknown) or (
             f"`{unknown}` is not known on the ranks: define it in the cell or in the notebook, or name it with --push."
+        )
+    is_ours = isinstance(error, SparkringError)
+    if not is_ours and re.search(rf"(?<![\w/]){DBFS_MOUNT}\b", _text_of(error)) and not os.path.isdir(DBFS_MOUNT):
+        return (
+            f"There is no {DBFS_MOUNT} where this rank runs: write sparkring.local_path('{DBFS_MOUNT}/…') in place of "
+            "the path."
         )
     if isinstance(error, ImportError) and "horovod" in str(error).lower():
         return "This Horovod was not built for that framework: run `sparkring-build-horovod --install --force`."
