@@ -125,7 +125,7 @@ def test_without_metrics_or_tensorboard(monkeypatch):
     with pytest.raises(DataError, match="no metrics"):
         write_event_files(path)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(OptionsError, match="%pip install tensorboard"):
+    with pytest.raises(OptionsError, match="pip install tensorboard"):
         write_event_files(path)
     assert not (path / "tensorboard").exists()
 

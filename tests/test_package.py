@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import datetime
 import pkgutil
 import re
 import subprocess
@@ -10,12 +11,22 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pyarrow as pa
+import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 from versions import SETS
 
 import sparkring
+import sparkring.ml
 from sparkring.capture.versions import installed
+from sparkring.checkpointing import tensorflow_state, torch_state
+from sparkring.cluster import session
+from sparkring.data import parts, tensorflow_dataset, torch_dataset
+from sparkring.data.tfrecord import example
+from sparkring.engine.foreach.result import ForeachResult
+from sparkring.errors import SparkringError
+from sparkring.history import tensorboard
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,6 +53,32 @@ def test_petastorm_is_refused_where_it_cannot_be_installed():
     )
     assert "sparkring.errors.DataError: Petastorm" in answer.stderr
     assert said in answer.stderr
+
+
+def grouped_by_time():
+    return parts._keys(pa.chunked_array([[datetime.datetime(2024, 1, 1)]]))
+
+
+OPTIONAL = [
+    ("optuna", "pip install 'sparkring\\[search\\]'", lambda: sparkring.search(lr=[1], minimize="loss")),
+    ("pyspark", "pip install 'sparkring\\[spark\\]'", lambda: sparkring.ml.KerasEstimator),
+    ("pyspark", "pip install 'sparkring\\[spark\\]'`, or use -n -2", lambda: session.find_session(2, print)),
+    ("pandas", "pip install pandas", lambda: ForeachResult(None, {}, {}, (), {}, {}).table),
+    ("pandas", "pip install pandas", grouped_by_time),
+    ("torch", "pip install torch", lambda: torch_dataset.as_torch(None, (), 0)),
+    ("torch", "pip install torch", lambda: torch_state.tensor([1])),
+    ("tensorflow", "pip install tensorflow", lambda: tensorflow_dataset.as_tf(None, ())),
+    ("tensorflow", "pip install tensorflow", lambda: tensorflow_state.tensor([1])),
+    ("tensorflow", "pip install tensorflow", example.tensorflow),
+    ("tensorboard", "pip install tensorboard", lambda: tensorboard.write_event_files(None)),
+]
+
+
+@pytest.mark.parametrize(("package", "advice", "use"), OPTIONAL)
+def test_what_needs_an_optional_package_says_so(monkeypatch, package, advice, use):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SparkringError, match=rf"needs {package}, which is not installed here: `{advice}"):
+        use()
 
 
 def pins(constraints):

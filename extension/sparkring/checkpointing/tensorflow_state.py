@@ -20,7 +20,9 @@ from sparkring.checkpointing.tree import Raw
 from sparkring.checkpointing.variables import Variables, check_compiled, optimizer_advice, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
+from sparkring.runtime.packages import require
 
+_WHAT = "a checkpoint of TensorFlow's variables"
 STREAM = 1 << 40  # how many random numbers lie between the starts of two ranks' streams
 
 
@@ -79,8 +81,7 @@ def leaf(value: Any) -> Any:
 
 def array(found: Any) -> Any:
     """Convert what leaf() returned to a NumPy array."""
-    import tensorflow as tf
-
+    tf = require("tensorflow", _WHAT, CheckpointError)
     if isinstance(found, Raw):
         dtype = tf.as_dtype(found.dtype_name).as_numpy_dtype
         return np.frombuffer(found.buffer, np.uint8).view(dtype).reshape(found.shape)
@@ -93,8 +94,7 @@ def array(found: Any) -> Any:
 
 def tensor(found: Any) -> Any:
     """Convert what leaf() returned to a tensor."""
-    import tensorflow as tf
-
+    tf = require("tensorflow", _WHAT, CheckpointError)
     return tf.constant(array(found))
 
 
@@ -251,8 +251,7 @@ def plain_model(tree: dict[str, Any]) -> Any:
     by_name = VARIABLES.by_name(tree)
     if tree["architecture"] is None:
         return by_name
-    from tensorflow import keras
-
+    keras = require("tensorflow", _WHAT, CheckpointError).keras
     # From a Keras 2 configuration, Keras 3 would make a different model.
     is_keras_2 = _is_keras_2(sys.modules[keras.Model.__module__.partition(".")[0]])
     if not is_keras_2 or not _known(json.loads(tree["architecture"]), keras):

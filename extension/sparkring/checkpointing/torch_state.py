@@ -13,6 +13,7 @@ import numpy as np
 
 from sparkring.checkpointing.tree import Raw
 from sparkring.errors import CheckpointError
+from sparkring.runtime.packages import require
 
 
 def is_tensor(value: Any) -> bool:
@@ -50,8 +51,7 @@ def leaf(tensor: Any, path: str) -> Any:
 
 def tensor(found: Any) -> Any:
     """Convert a leaf to a tensor, which shares the leaf's memory unless that memory is read-only."""
-    import torch
-
+    torch = require("torch", "a checkpoint of PyTorch tensors", CheckpointError)
     if isinstance(found, Raw):
         data = np.frombuffer(found.buffer, np.uint8)
         return torch.from_numpy(_writeable(data)).view(getattr(torch, found.dtype_name)).reshape(found.shape)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sparkring.errors import LaunchError
 from sparkring.runtime import limits
+from sparkring.runtime.packages import require
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -37,14 +38,9 @@ def find_session(size: int, say: Callable[[str], None], *, here: bool = True) ->
     machine instead of Spark tasks.
     """
     global _own
-    try:
-        import pyspark
-        from py4j.protocol import Py4JNetworkError
-    except ImportError as error:
-        raise LaunchError(
-            f"{size} Spark tasks need pyspark, which is not installed here: `pip install 'sparkring[spark]'`"
-            f"{or_here(size, here)}."
-        ) from error
+    pyspark = require("pyspark", f"a run on {size} Spark tasks", LaunchError, otherwise=or_here(size, here))
+    from py4j.protocol import Py4JNetworkError
+
     if connect := only_connect():
         raise LaunchError(f"{connect}{or_here(size, here)}.")
     try:

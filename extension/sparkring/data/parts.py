@@ -28,6 +28,7 @@ from sparkring.data.materialise import BESIDE, Copy, Form, in_form
 from sparkring.data.spark_frames import Values
 from sparkring.errors import DataError
 from sparkring.runtime.kernel import tell
+from sparkring.runtime.packages import require
 from sparkring.runtime.storage import Location
 
 if TYPE_CHECKING:
@@ -279,8 +280,7 @@ def _indexed(copy: Copy, stored: Stored, keys: Sequence[str], names: tuple[str, 
 def _keys(column: pa.ChunkedArray) -> list[Any]:
     """Return the values of a column of keys as Python objects, with times as pandas.Timestamp."""
     if pa.types.is_timestamp(column.type):
-        import pandas
-
+        pandas = require("pandas", "a group whose key is a time", DataError)
         return [None if value is None else pandas.Timestamp(value) for value in column.to_pylist()]
     values: list[Any] = column.to_pylist()
     return values

@@ -9,6 +9,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from sparkring.data.spark_values import collected, converter, series_of
+from sparkring.runtime.packages import require
 from sparkring.wire.ticket import SPARK_SCHEMA
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ class Values:
 
     def to_pandas(self, found: Any) -> Any:
         """Return a batch or table as the pandas.DataFrame that toPandas() returns with the session's settings."""
-        import pandas
-
+        pandas = require("pandas", "an item that is a pandas DataFrame")
         # The series are copied, because pandas could not write to Arrow's memory.
         columns = [
             self._series(column, field).copy()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sparkring.runtime.packages import require
+
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
@@ -25,8 +27,7 @@ def series_of(column: Any, kind: DataType, convert: Callable[[Any], Any] | None 
 
     `convert` is the result of converter() for the session's settings; the default is converter(kind).
     """
-    import pandas
-
+    pandas = require("pandas", "a column of Spark's own types")
     return (convert or converter(kind))(pandas.Series(collected(column, kind, zoned=True), dtype=object))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkring.data.tensors import as_int64, check_values
+from sparkring.runtime.packages import require
 
 if TYPE_CHECKING:
     from sparkring.data.layout import Batch
@@ -20,8 +21,7 @@ LARGE_BYTES = 256_000  # batches of at least this size are passed to TensorFlow 
 
 def as_tf(data: Shards, names: Sequence[str]) -> Any:
     """Implement Shards.as_tf()."""
-    import tensorflow as tf
-
+    tf = require("tensorflow", "as_tf()")
     take, specs = data.taking(names), {name: data.spec[name] for name in data.tensors(names)}
     whole = data.remainder != "join"  # whether all batches are full
 

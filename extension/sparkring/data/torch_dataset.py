@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkring.data.tensors import as_int64, check_values
+from sparkring.runtime.packages import require
 
 if TYPE_CHECKING:
     from sparkring.data.shards import Shards
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     """Implement Shards.as_torch()."""
+    require("torch", "as_torch()")
     import torch
 
     wanted, take = data.tensors(names), data.taking(names)

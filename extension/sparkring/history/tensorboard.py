@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sparkring.errors import DataError, OptionsError
+from sparkring.errors import DataError
 from sparkring.history import run_store
 from sparkring.history.epoch_steps import with_report
 from sparkring.history.events import AttemptStarted, Metrics
 from sparkring.history.metrics import placed
+from sparkring.runtime.packages import require
 
 FOLDER = "tensorboard"
 
@@ -79,12 +80,7 @@ def write_event_files(run: Path) -> Path:
     Incomplete files are never left in this folder. Raise OptionsError if TensorBoard is not installed, and DataError if
     there are no metrics or writing fails.
     """
-    try:
-        import tensorboard  # noqa: F401 - to see if it is installed
-    except ImportError as error:
-        raise OptionsError(
-            f"TensorBoard cannot be imported ({error}). Install it where this notebook runs: %pip install tensorboard"
-        ) from error
+    require("tensorboard", "--tensorboard")
     began = [attempt.time for attempt in run_store.told(run, AttemptStarted)]
     found = scalars(run_store.told(run, Metrics), began[1:])
     if not found:

@@ -19,6 +19,7 @@ from sparkring.errors import DataError, OptionsError
 from sparkring.inference.outputs import Output
 from sparkring.inference.scorer import Scorer
 from sparkring.launchers.archive import archive
+from sparkring.runtime.packages import require
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.worker.member import gpus
 
@@ -52,6 +53,7 @@ def scoring_udf(
     `report` tells the Reporter in each model process how to reach the driver. With `follows`, the model is a Followed
     one, which takes up new checkpoints. Raise CaptureError if the model cannot be sent.
     """
+    require("pandas", "a pandas UDF of Spark")
     import pandas
     from pyspark.sql.functions import pandas_udf
 

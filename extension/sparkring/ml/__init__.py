@@ -25,6 +25,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
+    from sparkring.runtime.packages import require
+
+    require("pyspark", f"sparkring.ml.{name}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

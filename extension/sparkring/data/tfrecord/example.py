@@ -8,6 +8,7 @@ from typing import Any
 from sparkring.data.tfrecord.batches import Batch
 from sparkring.data.tfrecord.schema import STRING, Column
 from sparkring.errors import DataError
+from sparkring.runtime.packages import require
 
 LARGEST_RECORD = 2**31 - 2**20  # bytes; protobuf's own limit is 2 GiB
 # decode_raw cannot read these unsigned types, so they are read as signed numbers, whose bits are then reinterpreted.
@@ -55,10 +56,4 @@ def _tensor(values: Any, column: Column, batch_size: int, pad: bool) -> Any:
 
 def tensorflow() -> Any:
     """Import TensorFlow and return it. Raise DataError if the import fails."""
-    try:
-        import tensorflow
-    except ImportError as error:
-        raise DataError(
-            f"TFRecord needs TensorFlow, but {error}: run `pip install 'sparkring[tensorflow]'` where this code runs."
-        ) from error
-    return tensorflow
+    return require("tensorflow", "TFRecord", DataError)

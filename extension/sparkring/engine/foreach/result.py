@@ -13,6 +13,7 @@ from sparkring.history import describe
 from sparkring.history.events import Failure
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.record import RunRecord
+from sparkring.runtime.packages import require
 
 if TYPE_CHECKING:
     import pandas
@@ -49,8 +50,7 @@ class ForeachResult:
         of each metric that items have reported, `value`, and `error`. In the columns of the names, large values are
         replaced by short strings.
         """
-        import pandas
-
+        pandas = require("pandas", "the table of the items")
         records = [self._records.get(number) or ItemRecord(number, state="stopped") for number in range(len(self))]
         rows = [self._row(record) for record in records]
         metrics = dict.fromkeys(name for record in records for name in record.metrics)

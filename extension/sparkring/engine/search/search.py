@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkring.engine.search.space import Space
 from sparkring.errors import OptionsError
+from sparkring.runtime.packages import require
 from sparkring.runtime.report import short_repr
 
 if TYPE_CHECKING:
@@ -82,11 +83,7 @@ def search(
 
     Raises OptionsError if an argument is invalid, or if Optuna is not installed.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise OptionsError('search() needs Optuna: install it with pip install "sparkring[search]".') from None
-
+    optuna = require("optuna", "search()")
     if bool(minimize) == bool(maximize):
         raise OptionsError('search() needs the name of one metric: minimize="val_loss" or maximize="accuracy".')
     mode: Literal["min", "max"] = "min" if minimize else "max"

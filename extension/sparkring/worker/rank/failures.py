@@ -22,6 +22,7 @@ from sparkring.errors import (
     SparkringError,
 )
 from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, is_cell
+from sparkring.runtime import packages
 from sparkring.runtime.storage import DBFS_MOUNT
 from sparkring.wire.messages import CodeFrame, Failure, FailureCause, GpuFault, SourceLine
 from sparkring.worker.rank import gpu_faults, script
@@ -194,8 +195,8 @@ def _advice(error: BaseException) -> str:
         package = (error.name or "").partition(".")[0]
         if package == "horovod":
             return "Horovod is not installed for this rank's Python: run `sparkring-build-horovod --install` there."
-        if package in ("tensorflow", "torch", "jax", "petastorm", "keras"):
-            return f"Install it for this rank's Python: `pip install {package}`."
+        if package in packages.KNOWN:
+            return f"Install it for this rank's Python: {packages.command(package)}."
         return (
             f"`{package}` is not installed for this rank's Python. If it is a module of your own, put it in the "
             "notebook's folder or on sys.path, or add it with spark.sparkContext.addPyFile()."

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import sys
 import types
 from collections.abc import Mapping
@@ -35,6 +36,9 @@ def turn_on(told: Mapping[str, str]) -> None:
         arguments = json.loads(written)
         if before.get(name) != written and (name in before or not arguments.get("disable")):
             _waiting[name] = arguments
+    # The thread that MLflow 3 starts when it is imported, to send usage data, imports modules at the same time as
+    # autolog(), which holds a lock of MLflow's own import hooks: both would wait forever.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     for library in (*_COMMON, *(library for name in _waiting for library in _libraries(name))):
         when_imported(library, _call_those_ready)
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from sparkring.runtime.packages import require
 from sparkring.runtime.world import world
 
 
@@ -14,8 +15,7 @@ def call_mirrored(train_fn: Callable[..., Any], use_custom_strategy: bool, /, **
 
     With `use_custom_strategy`, `train_fn` makes a strategy itself, and is called outside this scope.
     """
-    import tensorflow as tf
-
+    tf = require("tensorflow", "MirroredStrategyRunner")
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and world().gpus:
         # The rank sees the GPUs of all ranks on its node, and a strategy would use all GPUs that TensorFlow sees.

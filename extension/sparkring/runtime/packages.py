@@ -1,0 +1,44 @@
+"""Optional packages: imports them, and says how to install one that is missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from sparkring.errors import OptionsError, SparkringError
+
+# What pip installs for a module, if that is not a package of the same name.
+_DISTRIBUTIONS = {
+    "optuna": "'sparkring[search]'",
+    "petastorm": "'sparkring[petastorm]'",
+    "pyspark": "'sparkring[spark]'",
+    "PIL": "pillow",
+    "cv2": "opencv-python",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+# Packages that a cell is likely to mean if it imports a module of this name.
+KNOWN = frozenset(_DISTRIBUTIONS) | {
+    *("jax", "keras", "lightning", "matplotlib", "mlflow", "pandas", "polars", "scipy", "tensorflow", "torch"),
+    "transformers",
+}
+
+
+def command(package: str) -> str:
+    """Return the command that installs a package."""
+    return f"`pip install {_DISTRIBUTIONS.get(package, package)}`"
+
+
+def require(module: str, what: str, error: type[SparkringError] = OptionsError, *, otherwise: str = "") -> Any:
+    """Import a module of an optional package, and return it; `what` needs it.
+
+    Raise `error` if the import fails. `otherwise` is what the user can do instead of installing the package.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        package = module.partition(".")[0]
+        said = f"{what} needs {package}, which is not installed here"
+        if not isinstance(problem, ModuleNotFoundError) or problem.name != package:
+            said = f"{what} needs {package}, which cannot be imported here ({problem})"
+        raise error(f"{said}: {command(package)}{otherwise}.") from problem
