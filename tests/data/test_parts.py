@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql.pandas import types
 
 from sparkring import partitions
+from sparkring.capture.content import digest
 from sparkring.data.parts import items_of
-from sparkring.engine.foreach.content import digest
 from sparkring.errors import DataError
 
 # Columns of all kinds. Two of them have the same name, with a dot in it.

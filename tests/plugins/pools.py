@@ -56,7 +56,7 @@ class Runs:
 
     def _spec(self, cell: ItemCell, items: Any, at_once: int, options: dict[str, Any]) -> ForeachSpec:
         self.launched.cell = cell
-        return ForeachSpec(Call(len), items, ForeachOptions(-at_once, **options))
+        return ForeachSpec(Call(options.pop("call", len)), items, ForeachOptions(-at_once, **options))
 
 
 @pytest.fixture

@@ -4,24 +4,55 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sparkring.capture.syntax import parsed
 from sparkring.checkpointing.entries import INITIAL, Entry
 from sparkring.history.describe import ago
 
 _LINES = 14
+_NAMES = 5
 
 
-def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
-    """Say what has changed since the checkpoint was saved; return '' if nothing has."""
+def changes(entry: Entry, code: str, data: Mapping[str, str], uses: Mapping[str, str] = {}) -> str:
+    """Say what has changed since the checkpoint was saved; return '' if nothing has.
+
+    `uses` has the digests of the values and functions that the cell uses, by name.
+    """
     commit = entry.commit
     assert commit is not None
     changed = sorted(name for name in commit.data.keys() & data.keys() if commit.data[name] != data[name])
     told = [f"the data of {name} has changed since then." for name in changed]
+    if words := changed_words(commit.uses, uses):
+        told.insert(0, f"{words} since then.")
     if commit.code and code and meaning(commit.code) != meaning(code):
         told.insert(0, f"the cell has changed since then:\n{_difference(_body(commit.code), _body(code))}")
     return "\n".join(told)
+
+
+def changed_words(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say which of the digests differ, as in "the cell and `lr` have changed"; return '' if none does.
+
+    Only names that both know count. Under the name '' is the version of Python.
+    """
+    changed = [name for name in sorted(before.keys() & now.keys()) if name and before[name] != now[name]]
+    if not changed:
+        return ""
+    named = [f"`{name}`" if name.isidentifier() else name for name in changed]
+    if len(named) > _NAMES:
+        named = [*named[: _NAMES - 1], f"{len(named) - _NAMES + 1} more"]
+    names = " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
+    have = "have" if len(named) > 1 else "has"
+    if before.get("") != now.get(""):
+        versions = f"Python {now.get('')} is used here, and Python {before.get('')} was used then"
+        return f"{versions}, so it is not known whether {names} {have} changed"
+    return f"{names} {have} changed"
+
+
+def unnoticed(names: Sequence[str]) -> str:
+    """Say that changes of values cannot be noticed."""
+    named = ", ".join(f"`{name}`" for name in names)
+    return f"changes of {named} are not noticed, because not all of the content can be compared: use --fresh after one"
 
 
 def saved_words(entry: Entry, now: float) -> str:

@@ -21,15 +21,21 @@ class Directory:
 
     `first` is the checkpoint to continue from, or None. `skipped` are the newer checkpoints, which are damaged, newest
     first. `lineage` is an id that is the same in all checkpoints of one training run, even if it has been restarted or
-    continued. No other training run may use the directory at the same time.
+    continued. No other training run may use the directory at the same time. `uses` has digests of what the code uses.
     """
 
     def __init__(
-        self, location: Location, first: Entry | None, stamps: list[int], skipped: Sequence[Entry] = ()
+        self,
+        location: Location,
+        first: Entry | None,
+        stamps: list[int],
+        skipped: Sequence[Entry] = (),
+        uses: Mapping[str, str] = {},
     ) -> None:
         self.location = location.anchored()  # ranks may change their working directory before they use it
         self.first = first
         self.skipped = skipped
+        self.uses = uses
         self._stamps = stamps
         commit = first.commit if first is not None else None
         self.lineage = commit.lineage if commit is not None else f"{stamp_after(stamps)}"
@@ -74,6 +80,7 @@ class Directory:
             record.run_id,
             last.there,
             None if last.commit is None else folder.content_of(last.commit),
+            self.uses,
         )
 
     def words(self, now: float) -> str:
@@ -101,16 +108,25 @@ class Directory:
 
 
 def open_directory(
-    path: str, size: int | None, code: str, data: Mapping[str, str], *, fresh: bool = False, resume: bool = False
+    path: str,
+    size: int | None,
+    code: str,
+    data: Mapping[str, str],
+    uses: Mapping[str, str] = {},
+    *,
+    fresh: bool = False,
+    resume: bool = False,
 ) -> Directory:
     """Return the directory at `path`, for a run of `size` ranks. `data` maps the cell's data sets to their versions.
+
+    `uses` maps the names of the values and functions that the code uses to their digests.
 
     The run continues from the newest checkpoint; with `fresh`, from none. If `size` is None, the run can continue from
     the shards of any number of ranks.
 
     Raises CheckpointError if the directory cannot be read, if the newest checkpoint has shards for another number of
-    ranks, or if the cell or its data have changed since the checkpoint was saved. `resume` allows such changes. Raises
-    PathError if `path` is invalid.
+    ranks, or if the cell, its data or what it uses have changed since the checkpoint was saved. `resume` allows such
+    changes. Raises PathError if `path` is invalid.
     """
     location = locate(path)
     if location.local and os.path.isfile(location.path):
@@ -127,7 +143,7 @@ def open_directory(
     age = (0, 0) if found is None else found.parsed.age
     skipped = [entry for entry in entries if entry.state == "corrupt" and entry.parsed.age > age and not fresh]
     if found is None:
-        return Directory(location, None, stamps, skipped)
+        return Directory(location, None, stamps, skipped, uses)
     commit = found.commit
     assert commit is not None
     saved = f"{path} has a checkpoint of {saved_words(found, time.time())}"
@@ -136,9 +152,9 @@ def open_directory(
             f"{saved}, in {commit.size} shards: {size} ranks cannot continue from it. "
             f"Run the cell with {commit.size} ranks, or with --fresh to start over."
         )
-    if not resume and (changed := changes(found, code, data)):
+    if not resume and (changed := changes(found, code, data, uses)):
         raise CheckpointError(
             f"{saved}, and {changed}\nRun the cell with --resume to continue from it anyway, or with --fresh to start "
             "over (existing checkpoints are kept)."
         )
-    return Directory(location, found, stamps, skipped)
+    return Directory(location, found, stamps, skipped, uses)

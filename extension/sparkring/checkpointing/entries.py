@@ -15,7 +15,7 @@ import datetime
 import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 State = Literal["committed", "partial", "corrupt"]
@@ -60,7 +60,8 @@ class Commit(NamedTuple):
     """The contents of commit.json. `time` is in Unix seconds; `size` is the number of ranks that trained.
 
     `sharded` says whether each rank wrote a file of its own. `lineage` is an id that all checkpoints of one training
-    run share. `data` maps the name of each data set whose position is saved to the version of this data set.
+    run share. `data` maps the name of each data set whose position is saved to the version of this data set. `uses`
+    maps the names of the values and functions that the code uses to their digests; earlier versions did not save it.
     """
 
     step: int
@@ -73,6 +74,7 @@ class Commit(NamedTuple):
     sharded: bool
     code: str
     data: dict[str, str]
+    uses: Mapping[str, str] = {}
 
     @property
     def size_bytes(self) -> int:

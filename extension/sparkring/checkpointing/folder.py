@@ -296,6 +296,7 @@ def content_of(commit: Commit) -> dict[str, Any]:
         **commit._asdict(),
         "layout": LAYOUT,
         "files": [list(file) for file in commit.files],
+        "uses": dict(commit.uses),
         # JSON has no NaN or infinity: write them as text
         "metrics": {key: value if math.isfinite(value) else str(value) for key, value in commit.metrics.items()},
     }
@@ -307,7 +308,7 @@ def commit_of(content: dict[str, Any]) -> Commit:
     for file in files:
         if not _DATA.fullmatch(file.name) or not file.digest.startswith(f"{ALGORITHM}:"):
             raise ValueError(file.name)
-    known = {name: content[name] for name in Commit._fields}
+    known = {name: content[name] for name in Commit._fields if name in content or name not in Commit._field_defaults}
     metrics = {str(name): float(value) for name, value in content["metrics"].items()}
     return Commit(**{**known, "files": files, "metrics": metrics})
 

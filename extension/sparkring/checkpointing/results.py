@@ -3,6 +3,9 @@
     results/KEY.json    signed; also holds the value if the value is small
     results/KEY.bin     the value, if it is large; written before the KEY.json
     items/KEY/          the item's own checkpoints
+    code/CODE.json      signed; digests of the code of a run, part by part
+
+A KEY is ITEM-CODE: digests of the item, and of the code under which its result is kept.
 
 Unpickling can run code. So each KEY.json is signed (HMAC-SHA-256) with a secret that only this user has, and contains
 the value or its digest. A value that anybody else has written or changed is not unpickled.
@@ -18,7 +21,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +32,7 @@ from sparkring.runtime.storage import Location
 from sparkring.wire.messages import Buffers
 
 LAYOUT = 1
-RESULTS, ITEMS = "results", "items"
+RESULTS, ITEMS, CODES = "results", "items", "code"
 SMALL_BYTES = 64 * 1024
 SECRET_BYTES = 32
 _SIGNED = re.compile(rb'\{"hmac": "([0-9a-f]{64})", "content": (\{.*\})\}\n', re.DOTALL)
@@ -49,6 +52,20 @@ class Result(NamedTuple):
     pruned: bool = False
     curves: Mapping[str, Curve] = {}
     by: CurvesBy = "report"
+
+
+class Code(NamedTuple):
+    """The code of a run. `parts` are the digests of its parts, by name; `time` is when the run began, in Unix seconds.
+
+    Besides this code's own results, the run uses those of the codes in `others`, because the user has said so. `study`
+    is the code under which a search keeps its study: this code, or one of the others.
+    """
+
+    key: str
+    parts: Mapping[str, str]
+    time: float
+    others: Sequence[str]
+    study: str
 
 
 def user_secret(home: Path) -> bytes:
@@ -83,7 +100,7 @@ class Results:
         self.directory = directory
         self._folder = directory / RESULTS
         self._secret = secret
-        self._is_made = False
+        self._made = set[str]()
 
     def keys(self) -> set[str]:
         """Return the keys of all results, including damaged ones."""
@@ -97,9 +114,7 @@ class Results:
     def write(self, key: str, result: Result) -> None:
         """Write a result. If a crash interrupts write(), read() treats the result as missing."""
         with folder.in_words(f"a result cannot be kept in {self.directory.written}"):
-            if not self._is_made:
-                folder.make(self.directory, RESULTS)
-                self._is_made = True
+            self._make(RESULTS)
             sizes = [memoryview(part).nbytes for part in result.parts]
             content: dict[str, Any] = {**result._asdict(), "parts": sizes, "layout": LAYOUT, "key": key}
             if sum(sizes) <= SMALL_BYTES:
@@ -111,9 +126,7 @@ class Results:
                         digest.update(part)
                         out.write(part)
                 content["digest"] = digest.hexdigest()
-            text = json.dumps(content).encode()
-            with tensors.open_synced(self._folder / f"{key}.json") as out:
-                out.write(b'{"hmac": "%s", "content": %s}\n' % (self._sign(text).encode(), text))
+            self._write_signed(self._folder / f"{key}.json", content)
             folder.sync_folder(self._folder)
 
     def read(self, key: str) -> Result | None:
@@ -123,19 +136,11 @@ class Results:
         """
         with folder.in_words(f"the results in {self.directory.written} cannot be read"):
             try:
-                signed = _SIGNED.fullmatch(self._cat(f"{key}.json"))
-                if signed is None:
-                    return None  # incomplete: the kernel was killed while it wrote this file
-                if not hmac.compare_digest(self._sign(signed[2]).encode(), signed[1]):
-                    raise CheckpointError(
-                        f"the results in {self.directory.written} were kept by another user, or with another "
-                        "SPARKRING_HOME: they are not read, since reading them could run code. Use the same "
-                        "SPARKRING_HOME, another directory, or --fresh to run all items again."
-                    )
-                content = json.loads(signed[2])
-                if (content["layout"], content["key"]) != (LAYOUT, key):
+                content = self._read_signed(self._folder / f"{key}.json")
+                if content is None or (content["layout"], content["key"]) != (LAYOUT, key):
                     return None
-                value = base64.b64decode(content["value"]) if "value" in content else self._cat(f"{key}.bin")
+                is_small = "value" in content
+                value = base64.b64decode(content["value"]) if is_small else _cat(self._folder / f"{key}.bin")
             except FileNotFoundError:
                 return None
         if "digest" in content and hashlib.sha256(value).hexdigest() != content["digest"]:
@@ -144,12 +149,55 @@ class Results:
         known["curves"] = {name: tuple(map(tuple, curve)) for name, curve in known.get("curves", {}).items()}
         return Result(_apart(value, content["parts"]), **known)
 
+    def codes(self) -> list[Code]:
+        """Return the codes of all runs that kept results. Raises CheckpointError as read() does."""
+        return [
+            code
+            for name, _ in self._listed(CODES)
+            if name.endswith(".json") and (code := self.code(name.removesuffix(".json"))) is not None
+        ]
+
+    def code(self, key: str) -> Code | None:
+        """Return the code with this key; None if no run with this code has kept a result."""
+        with folder.in_words(f"the results in {self.directory.written} cannot be read"):
+            try:
+                content = self._read_signed(self.directory / CODES / f"{key}.json")
+            except FileNotFoundError:
+                return None
+        return None if content is None else Code(**content)
+
+    def write_code(self, code: Code) -> None:
+        """Write the code of a run. Results are written after the code."""
+        with folder.in_words(f"a result cannot be kept in {self.directory.written}"):
+            self._make(CODES)
+            self._write_signed(self.directory / CODES / f"{code.key}.json", code._asdict())
+
+    def _make(self, name: str) -> None:
+        if name not in self._made:
+            folder.make(self.directory, name)
+            self._made.add(name)
+
+    def _write_signed(self, file: Location, content: dict[str, Any]) -> None:
+        text = json.dumps(content).encode()
+        with tensors.open_synced(file) as out:
+            out.write(b'{"hmac": "%s", "content": %s}\n' % (self._sign(text).encode(), text))
+
+    def _read_signed(self, file: Location) -> dict[str, Any] | None:
+        """Return what _write_signed() wrote, or None."""
+        signed = _SIGNED.fullmatch(_cat(file))
+        if signed is None:
+            return None  # incomplete: the kernel was killed while it wrote this file
+        if not hmac.compare_digest(self._sign(signed[2]).encode(), signed[1]):
+            raise CheckpointError(
+                f"the results in {self.directory.written} were kept by another user, or with another SPARKRING_HOME: "
+                "they are not read, since reading them could run code. Use the same SPARKRING_HOME, another "
+                "directory, or --fresh to run all items again."
+            )
+        content: dict[str, Any] = json.loads(signed[2])
+        return content
+
     def _sign(self, text: bytes) -> str:
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
-
-    def _cat(self, name: str) -> bytes:
-        found: bytes = self._folder.fs.cat_file((self._folder / name).path)
-        return found
 
     def _listed(self, name: str) -> list[tuple[str, str]]:
         """Return the names in one of the two folders, each with its kind; none if the folder does not exist."""
@@ -161,6 +209,11 @@ class Results:
             except FileNotFoundError:
                 return []
         return [(info["name"].rstrip("/").rpartition("/")[2], info["type"]) for info in found]
+
+
+def _cat(file: Location) -> bytes:
+    found: bytes = file.fs.cat_file(file.path)
+    return found
 
 
 def _apart(value: bytes, sizes: list[int]) -> Buffers:

@@ -327,6 +327,9 @@ class Store:
         top = f" and the {self.mode} of {self.metric}" if self.metric else ""
         return f"<checkpoints in {self.directory}: keeps {kept}{top}>"
 
+    def __sparkring_content__(self) -> tuple[Any, ...]:
+        return self.directory, self.keep, self.metric, self.mode, self.sharded
+
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
@@ -360,6 +363,7 @@ class Store:
             sharded=self.sharded,
             code=now.code,
             data=data,
+            uses=now.uses,
         )
 
     def _policy(self, lineage: str) -> Policy:

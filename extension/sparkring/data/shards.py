@@ -552,6 +552,9 @@ class Shards:
             found = table.slice(0, rows) if order is None else table.take(order[:rows])
             yield Chunk(found, rows, table.nbytes, window.place)
 
+    def __sparkring_content__(self) -> tuple[Any, ...]:
+        return self.dataset.version, self.batch_size, self.layout, self.window, self.remainder, self.start
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process reports its own progress, and makes the plan again, which is quick.
         return {**self.__dict__, "_progress": None, "_planned": None}

@@ -77,8 +77,8 @@ class ForeachOptions(SharedOptions):
     often a failed item is tried again; None means once if its process died, and never after an exception. A process
     runs at most `fresh_after` items; None means no limit. Each rank gets `gpus` GPUs; if that is a fraction, items
     share a GPU. The random numbers of an item depend on `seed` and on the item's number. Results are kept in
-    `checkpoint_dir`. Items whose results are already there do not run, unless `fresh` is set. With `plan`, only the
-    first item runs, and is measured.
+    `checkpoint_dir`. Items whose results are already there do not run, unless `fresh` is set. With `keep_results`, the
+    results that other code has left there count, too. With `plan`, only the first item runs, and is measured.
     """
 
     each: int = 1
@@ -90,6 +90,7 @@ class ForeachOptions(SharedOptions):
     gpus: float | None = None
     seed: int = 0
     plan: bool = False
+    keep_results: bool = False
 
     @property
     def at_once(self) -> int:
@@ -158,8 +159,10 @@ def checked_foreach(who: str, found: ForeachOptions) -> ForeachOptions:
     _check_least(who, 0, retries=found.retries, timeout_each=found.timeout_each_s)
     if found.each > 1 and found.framework == "plain":
         raise OptionsError(f"{who}: --np-each {found.each} needs a --framework that connects the ranks of an item.")
-    if found.fresh and not found.checkpoint_dir:
-        raise OptionsError(f"{who}: --fresh needs a --checkpoint-dir.")
+    if (found.fresh or found.keep_results) and not found.checkpoint_dir:
+        raise OptionsError(f"{who}: --{'fresh' if found.fresh else 'keep-results'} needs a --checkpoint-dir.")
+    if found.fresh and found.keep_results:
+        raise OptionsError(f"{who}: --fresh runs all items, but --keep-results uses their results: choose one.")
     gpus = found.gpus or 0
     if not (math.isfinite(gpus) and gpus >= 0) or (gpus > 1 and gpus != int(gpus)):
         raise OptionsError(f"{who}: --gpus {gpus:g} is neither a number of GPUs nor a fraction of one.")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from sparkring.capture.content import digest
 from sparkring.data.columns import is_object
 from sparkring.data.dataset import Dataset, open_dataset
 from sparkring.data.layout import Columns, Transform
@@ -24,7 +25,6 @@ from sparkring.data.where import nearest
 from sparkring.engine.api import carry_out_items, open_items
 from sparkring.engine.background import BackgroundRun
 from sparkring.engine.foreach import run as foreach_run
-from sparkring.engine.foreach.content import digest
 from sparkring.engine.foreach.run import ForeachRun, ForeachSpec
 from sparkring.engine.model_version import version_of
 from sparkring.engine.options import ForeachOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,9 @@ from sparkring.capture.calls import CALLED, check_call, name_of, names_of, sourc
 from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.capture.names import method_calls
 from sparkring.capture.packing import pack_call
+from sparkring.capture.picklability import Namespace, ipython_names
 from sparkring.capture.versions import modules_of, versions
+from sparkring.checkpointing.compatibility import unnoticed
 from sparkring.compat import legacy_keras
 from sparkring.engine import background
 from sparkring.engine.doctor import preflight
@@ -60,6 +62,13 @@ class PreparedRun(NamedTuple):
     on_result: Callable[[RunResult], None] = lambda result: None
 
 
+class Uses(NamedTuple):
+    """The digests of the values and functions that a run uses, by name, and the names that cannot be compared."""
+
+    parts: Mapping[str, str] = {}
+    incomparable: Sequence[str] = ()
+
+
 class _Packed(NamedTuple):
     """What a cell or a call needs: the request, the names that are sent, and the sizes of large values."""
 
@@ -70,6 +79,7 @@ class _Packed(NamedTuple):
     title: str
     code: str
     scripts: tuple[str, ...] = ()  # sources of the cell's scripts; for checkpoints, they are part of the cell's code
+    uses: Uses = Uses()
     data: Data | None = None
     on_result: Callable[[RunResult], None] = lambda result: None
 
@@ -110,6 +120,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
         [f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks"] if takes_every_slot else []
     )
     notices += [describe.large_value(name, size_bytes) for name, size_bytes in packed.large.items()]
+    notices += [unnoticed(packed.uses.incomparable)] if packed.uses.incomparable else []
     notices += [spec.notice] if spec.notice else []
     notices += spec.gang.held.notices if spec.gang is not None else []
     notices += [legacy_keras.NOTICE] if legacy else []
@@ -209,6 +220,7 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
         spec.title,
         spec.code or "",
         tuple(script.source for script in cell.scripts),
+        uses_of({name: namespace[name] for name in captured.sent}, namespace) if options.checkpoint_dir else Uses(),
         data,
         on_result,
     )
@@ -249,6 +261,7 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
         [("", value) for value in (*args, *kwargs.values())],
         title,
         source_of(function) if spec.code is None else spec.code,
+        uses=uses_of({name_of(function): function, **arguments}, namespace) if spec.options.checkpoint_dir else Uses(),
     )
 
 
@@ -323,7 +336,21 @@ def _open_directory(options: Options, size: int, packed: _Packed) -> Directory |
 
     data = versions_of([value for _, value in packed.values if hasattr(type(value), "__sparkring_validate__")])
     code = "\n".join([packed.code, *packed.scripts])
-    return open_directory(options.checkpoint_dir, size, code, data, fresh=options.fresh, resume=options.resume)
+    return open_directory(
+        options.checkpoint_dir, size, code, data, packed.uses.parts, fresh=options.fresh, resume=options.resume
+    )
+
+
+def uses_of(used: Mapping[str, Any], namespace: Namespace) -> Uses:
+    """Return digests of the values in `used`, and of what these use from the notebook.
+
+    The weights of models do not count, because ranks restore them.
+    """
+    from sparkring.capture.content import PYTHON, Contents
+
+    hidden = ipython_names(namespace, PROVIDED)
+    parts, incomparable = Contents(namespace, hidden, weights=False).parts(used)
+    return Uses({"": PYTHON, **parts}, incomparable)
 
 
 def check_directory(directory: str) -> None:

@@ -236,6 +236,9 @@ class Job:
     token: bytes
     model: Model
 
+    def __sparkring_content__(self) -> tuple[Any, ...]:
+        return ()  # the folder has digests of everything on which its parts depend
+
     def __call__(self, part: Part) -> Written:
         began = time.monotonic()
         new = ModelProcess(self.order, self.token, self.model, world().gpus)

@@ -14,16 +14,14 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkring.capture.calls import name_of
+from sparkring.capture.content import Contents, digest
 from sparkring.cluster.slots import slots
 from sparkring.engine import warm_gang
 from sparkring.engine.api import run_spec
-from sparkring.engine.foreach.content import digest
-from sparkring.engine.foreach.meaning import meaning_of
-from sparkring.engine.model_version import settings_of, version_of
 from sparkring.engine.options import Options, restarts
 from sparkring.engine.spec import Call, RunSpec
 from sparkring.engine.warm_gang import WarmGang
-from sparkring.inference.predictors import is_keras, is_model
+from sparkring.inference.predictors import is_keras
 from sparkring.ml import keras, torch
 from sparkring.ml.frames import Rows, rows_of
 from sparkring.ml.model import Fitted, KerasModel, TorchModel
@@ -110,6 +108,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
                 gpus=None if self.value("use_gpu") else 0,
                 checkpoint_dir=directory,
                 max_restarts=restarts(self.value("max_restarts"), directory),
+                resume=bool(directory),  # the directory is only for this code and this data
             )
             values = {
                 "training": Training(**{each.name: self.value(each.name) for each in fields(Training)}),
@@ -232,18 +231,7 @@ def _meaning(estimator: Fitting) -> str:
     """Return a digest of the functions and classes of the notebook that a fit uses, and of weights and settings."""
     namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
     used = {name: estimator.value(name) for name in ("model", "optimizer", "loss", "metrics", "callbacks")}
-    return digest(meaning_of([], used, namespace, ()), _content(used))
-
-
-def _content(value: Any) -> Any:
-    """Return what _text() does not tell about a value, without pickles, which may differ from kernel to kernel."""
-    if isinstance(value, list | tuple):
-        return [_content(each) for each in value]
-    if isinstance(value, dict):
-        return {key: _content(each) for key, each in value.items()}
-    if is_model(value):
-        return version_of(value)
-    return None if isinstance(value, type) or hasattr(value, "get_config") else settings_of(value)
+    return digest(Contents(namespace).parts(used)[0])
 
 
 # ── Fits in threads ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -102,6 +102,11 @@ TABLE = OptionsTable(
         help="keep the items' results in PATH (dbfs: or any URL); items with a result there do not run again",
     ),
     Option("--fresh", action="store_true", help="run all items, even those with a result in --checkpoint-dir"),
+    Option(
+        "--keep-results",
+        action="store_true",
+        help="use the results in --checkpoint-dir even if the code has changed since they were kept",
+    ),
     Option("--np-each", type=positive_count, default=1, metavar="R", dest="each", help="run each item on R ranks"),
     Option(
         "--framework", choices=_FRAMEWORKS, default="plain", help="the framework that connects the ranks of an item"

@@ -4,7 +4,7 @@ Members import this module at start-up, so `from __future__ import annotations` 
 docstring of wire/messages says why.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -19,6 +19,7 @@ class Here(NamedTuple):
     code, run_id: the cell's code and the run's id.
     there: the names of all checkpoints that the driver has seen in the directory.
     commit: the content of the commit.json of `resume`, if the driver could read it.
+    uses: digests of the values and functions that the code uses, by name.
     """
 
     directory: str = ""
@@ -29,6 +30,7 @@ class Here(NamedTuple):
     run_id: str = ""
     there: Sequence[str] = ()
     commit: dict[str, Any] | None = None
+    uses: Mapping[str, str] = {}
 
 
 _current = Here()

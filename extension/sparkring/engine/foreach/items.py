@@ -174,12 +174,7 @@ class Items:
             scripts, read = self._scripts_of(values)
         except CaptureError as error:
             return Problem(number, name, Failure("code", str(error)))
-        try:
-            key = self.key_of({**values, _SCRIPTS: [script.source for script in scripts]} if scripts else values)
-        except Exception as error:  # of any type: comparing and pickling values runs code of their classes
-            summary = f"cannot be compared with items of earlier runs: {type(error).__name__}: {error}"
-            advice = "Use values that can be compared by content, or leave --checkpoint-dir out."
-            return Problem(number, name, Failure("code", summary, advice=advice))
+        key = self.key_of({**values, _SCRIPTS: [script.source for script in scripts]} if scripts else values)
         values |= {name: self._namespace[name] for name in read} if self._namespace else {}
         packed = self._pack(values)
         if packed.problems:

@@ -15,10 +15,11 @@ from sparkring.capture.picklability import ipython_names
 from sparkring.capture.syntax import parsed
 from sparkring.capture.unread_changes import changed_only
 from sparkring.capture.versions import modules_of
+from sparkring.checkpointing.compatibility import unnoticed
 from sparkring.compat import legacy_keras
 from sparkring.engine.doctor import preflight
 from sparkring.engine.foreach.items import Items, Targets, seed_of
-from sparkring.engine.foreach.meaning import meaning_of
+from sparkring.engine.foreach.meaning import Meaning, meaning_of
 from sparkring.engine.foreach.plan import Plan, plan
 from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
@@ -127,6 +128,8 @@ def prepare(spec: ForeachSpec) -> Prepared:
         notices += tuple(map(describe.unread_change, lost))
     names = [name.name for name in packed.captured]
     notices += tuple(mount_notices(spec.work, names, packed.work.parts))
+    if packed.meaning is not None and packed.meaning.incomparable:
+        notices += (unnoticed(packed.meaning.incomparable),)
     notices += tuple(preflight.notices(launches, options.framework))
     work = _for_ranks(packed, options)
     return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
@@ -147,12 +150,13 @@ def _for_ranks(packed: _Packed, options: ForeachOptions) -> messages.Work:
 def _kept(packed: _Packed, options: ForeachOptions) -> Kept | None:
     """Open the directory of results, if there is one."""
     planned_search = options.plan and packed.items.steering is not None  # a plan does not change the study of a search
-    if not options.checkpoint_dir or planned_search:
+    if packed.meaning is None or planned_search:
         return None
     refuse_shared(options.checkpoint_dir)
     from sparkring.engine.foreach.kept import Kept  # imports NumPy
 
-    kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=options.fresh or options.plan)
+    fresh, keep = options.fresh or options.plan, options.keep_results
+    kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=fresh, keep=keep)
     packed.items.key_of = kept.key_of
     return kept
 
@@ -181,7 +185,7 @@ def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
 class _Packed(NamedTuple):
     """The items, and what all of them need. `title` and `code` are for the record.
 
-    If results are kept, `meaning` is a digest of the code and the settings on which the results depend; otherwise ''.
+    If results are kept, `meaning` says on which code and values they depend.
     """
 
     work: messages.Work
@@ -190,7 +194,7 @@ class _Packed(NamedTuple):
     items: Items
     title: str
     code: str
-    meaning: str
+    meaning: Meaning | None
 
 
 def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
@@ -227,9 +231,15 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
     items = Items(spec.iterable, spec.targets, namespace, hidden.__contains__, scripts_of)
     items.share(captured.objects, used)
     modules = modules_of(namespace[name] for name in captured.sent)
-    scripts = [script.source for script in cell.scripts]
-    sources = [f"for {spec.targets.written} in _: pass", cell.source, *scripts, f"seed = {options.seed}"]
-    meaning = meaning_of(sources, used, namespace, hidden | captured.binds) if options.checkpoint_dir else ""
+    meaning = None
+    if options.checkpoint_dir:
+        sources = {
+            "the cell": [cell.source],
+            "the loop's variables": [f"for {spec.targets.written} in _: pass"],
+            "the cell's scripts": [script.source for script in cell.scripts],
+            "the seed": [f"{options.seed}"],
+        }
+        meaning = meaning_of(sources, used, namespace, hidden | captured.binds)
     return _Packed(work, modules, captured.table, items, f"foreach {spec.targets.written}", cell.source, meaning)
 
 
@@ -251,11 +261,11 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
     items = Items(spec.iterable, None, namespace, ipython_names(namespace).__contains__, argument=argument)
     items.share(packed.objects, {"": function, **{name: namespace[name] for name in packed.carried}})
     captured = captured_call(function, {}, packed)
-    code = source_of(function)
-    meaning = ""
+    meaning, name = None, name_of(function)
     if spec.options.checkpoint_dir:
-        meaning = meaning_of([code, f"seed = {spec.options.seed}"], {"": function}, namespace, ipython_names(namespace))
-    return _Packed(work, modules_of((function,)), captured, items, name_of(function), code, meaning)
+        used = {name if name.isidentifier() else "the function": function}
+        meaning = meaning_of({"the seed": [f"{spec.options.seed}"]}, used, namespace, ipython_names(namespace))
+    return _Packed(work, modules_of((function,)), captured, items, name, source_of(function), meaning)
 
 
 class ForeachRun:

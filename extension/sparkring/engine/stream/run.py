@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkring.capture import notebook_state
 from sparkring.capture.names import names_read
 from sparkring.capture.versions import modules_of
+from sparkring.checkpointing.compatibility import unnoticed
 from sparkring.data.micro_batches import parts_of
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.polling import poll_until
-from sparkring.engine.prepare import capture_cell, check_directory, mount_notices, run_started, validate
+from sparkring.engine.prepare import Uses, capture_cell, check_directory, mount_notices, run_started, uses_of, validate
 from sparkring.engine.restarts import LONGEST_PAUSE_S, PAUSE_S
 from sparkring.engine.runner import close, error_of
 from sparkring.engine.spec import Cell, Outcome, RunSpec
@@ -116,27 +117,31 @@ def prepare(spec: StreamSpec) -> Prepared:
     needed |= captured.uses
     needed.update(name for name in gang.held.names if name in options.state)
     modules = modules_of(cell.namespace[name] for name in captured.sent)
-    directory = None
+    directory, uses = None, Uses()
     if options.checkpoint_dir:
         check_directory(options.checkpoint_dir)
         from sparkring.checkpointing.directory import open_directory
 
         size = None if options.by else gang.gang.size  # the states of keys can be divided among any number of ranks
+        # What the cell binds is part of the state, which the ranks restore.
+        kept = {name: cell.namespace[name] for name in captured.sent if name not in {*captured.binds, *options.state}}
+        uses = uses_of(kept, cell.namespace)
         directory = open_directory(
-            options.checkpoint_dir, size, spec.code, {}, fresh=options.fresh, resume=options.resume
+            options.checkpoint_dir, size, spec.code, {}, uses.parts, fresh=options.fresh, resume=options.resume
         )
     source = _source(spec, directory)
     source.check(_saved(directory))
     started = run_started(
         options, spec.title, spec.code, gang.gang.size, gang.wanted.framework, captured.table
     )._replace(warm=True)
-    large = [describe.large_value(name.name, name.size_bytes or 0) for name in captured.large]
+    notices = [describe.large_value(name.name, name.size_bytes or 0) for name in captured.large]
+    notices += [unnoticed(uses.incomparable)] if uses.incomparable else []
     return Prepared(
         spec,
         StreamWork(work, modules, tuple(captured.sent), frozenset(needed), _module_names(cell.namespace)),
         source,
         started,
-        (*large, *gang.held.notices, *mount_notices(cell, captured.sent, work.parts)),
+        (*notices, *gang.held.notices, *mount_notices(cell, captured.sent, work.parts)),
         directory,
     )
 

@@ -1,0 +1,450 @@
+"""Computes digests of the content of values, with the code and settings that the values use.
+
+The same content has the same digest in every kernel. A digest does not depend on the hash seed, on the order of
+definitions, or on the file names and line numbers of cells. Functions and classes of the notebook, and of the user's
+own modules, count by their code, other functions and classes by their names. Objects count by what pickle would save.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dis
+import enum
+import inspect
+import itertools
+import marshal
+import pathlib
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Callable, Container, Mapping
+from typing import Any
+
+import cloudpickle
+
+from sparkring.capture.names import global_names, names_in_commands
+from sparkring.capture.picklability import FOUND_BY_NAME, by_reference
+from sparkring.capture.reducers import reducers_for
+from sparkring.capture.versions import installed
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"  # another version may compile the same code differently
+_OBJECTS = 1_000_000  # at most this many objects are examined in one value
+_MODULES = 100  # at most this many of the user's own modules are examined
+
+# marshal writes values of these types, and of lists and tuples of them, in the same way in every process.
+_ATOMS = frozenset({type(None), type(...), bool, int, float, complex, str, bytes})
+_MARSHAL = 2  # later versions of the format also depend on which objects are shared
+_LOCKS = ("lock", "RLock")
+# What Python or a library derives from the rest of a class. Some of it differs from process to process.
+_DERIVED = frozenset(
+    ("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl")
+    + ("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__signature__")
+)
+_OF_PYDANTIC = ("__pydantic_fields__", "__pydantic_decorators__")  # the others are derived from these
+_HEAP_TYPE = 1 << 9  # in `type.__flags__`: the type is not built in
+
+
+class Contents:
+    """Computes digests of values. `namespace` has the notebook's names and values.
+
+    A digest covers everything in `namespace` that functions use, except for the names in `hidden`. Without `weights`,
+    the arrays in models and optimizers count only by their shapes and types, and `training` of a torch module does not
+    count. Without `modes`, only the latter does not count.
+    """
+
+    def __init__(
+        self,
+        namespace: Mapping[str, Any],
+        hidden: Container[str] = (),
+        *,
+        weights: bool = True,
+        modes: bool = True,
+    ) -> None:
+        self._namespace, self._hidden = namespace, hidden
+        self._weights, self._modes = weights, modes and weights
+
+    def parts(self, used: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+        """Return the digests of the values in `used`, and of the notebook's values that these values use, by name.
+
+        Also return the names of values that cannot be compared completely.
+        """
+        digests: dict[str, str] = {}
+        incomparable: list[str] = []
+        waiting = dict(used)
+        while waiting:
+            name, value = waiting.popitem()
+            walk = _Walk(self._namespace, weights=self._weights, modes=self._modes)
+            try:
+                digests[name] = walk.of(value).hex()
+            except Exception:  # of any type: comparing runs code of the values' classes
+                digests[name] = ""
+            if not walk.complete or not digests[name]:
+                incomparable.append(name)
+            for read in walk.reads - digests.keys():
+                if read in self._namespace and read not in self._hidden and read not in used:
+                    waiting[read] = self._namespace[read]
+        return dict(sorted(digests.items())), sorted(incomparable)
+
+    def digest(self, *values: Any) -> str | None:
+        """Return the digest of `values` and of what they use; None if a value cannot be compared completely."""
+        parts, incomparable = self.parts({"": values})
+        return None if incomparable else digest(parts)
+
+
+def digest(*values: Any) -> str:
+    """Return the digest of plain `values`, such as settings, without what functions among them use."""
+    return _Walk({}, weights=True, modes=True).of(values).hex()
+
+
+class _Walk:
+    """The digests of the objects of one value.
+
+    An object that is reached again while it is being examined, as in a list that contains itself, counts by how far
+    back it is. The digest of such a group of objects is known when its first object has been examined.
+    """
+
+    def __init__(self, namespace: Mapping[str, Any], *, weights: bool, modes: bool) -> None:
+        self.reads: set[str] = set()  # the names that functions read from the namespace
+        self.complete = True
+        self._namespace, self._weights, self._modes = namespace, weights, modes
+        self._shapes_only = False
+        self._left = _OBJECTS
+        self._known: dict[int, tuple[Any, bytes]] = {}  # with the objects, because ids must not be used again
+        self._open: dict[int, int] = {}  # for each object that is examined, how many were examined before it
+        self._lowest = 0  # the earliest object that the current one refers to
+        self._alive: list[Any] = []
+        self._reducers: dict[type, tuple[Callable[[Any], Any], ...]] = {}
+
+    def of(self, value: Any) -> bytes:
+        """Return the digest of a value. Raises an error if it has too many objects, or is nested too deeply."""
+        cls = type(value)
+        if cls in _ATOMS:
+            return _hash(marshal.dumps(value, _MARSHAL))
+        key = id(value)
+        if key in self._known:
+            return self._known[key][1]
+        if key in self._open:
+            self._lowest = min(self._lowest, self._open[key])
+            return _hash(b"back", len(self._open) - self._open[key])
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"more than {_OBJECTS:,} objects")
+        at = len(self._open)
+        self._open[key] = at
+        self._alive.append(value)
+        outer, self._lowest = self._lowest, at
+        found = self._examined(value, cls)
+        if self._lowest < at:  # it belongs to a group whose first object is still being examined
+            self._lowest = min(outer, self._lowest)
+            return found
+        while len(self._open) > at:
+            self._open.popitem()
+        self._lowest = outer
+        if not self._shapes_only:
+            self._known[key] = value, found
+        return found
+
+    def _examined(self, value: Any, cls: type) -> bytes:
+        if cls is list or cls is tuple:
+            return _hash(cls.__name__.encode(), self._sequence(value))
+        if cls is dict:
+            return _hash(b"dict", self._pairs(value))
+        if issubclass(cls, set | frozenset):
+            return _hash(b"set", self.of(cls), *sorted(map(self.of, value)), self.of(getattr(value, "__dict__", None)))
+        if issubclass(cls, types.FunctionType | type):
+            return self._code(value, cls)
+        if issubclass(cls, types.ModuleType):
+            return self._module(value)
+        if issubclass(cls, enum.Enum):
+            return _hash(b"enum", *map(self.of, (cls, value._name_, value._value_)))
+        if cls is types.CodeType:
+            return self._bytecode(value)
+        if cls is types.CellType:
+            try:
+                return _hash(b"cell", self.of(value.cell_contents))
+            except ValueError:  # the variable has no value yet
+                return _hash(b"empty cell")
+        if cls in (staticmethod, classmethod):
+            return _hash(cls.__name__.encode(), self.of(value.__func__))
+        if issubclass(cls, property):
+            return _hash(b"property", *map(self.of, (cls, value.fget, value.fset, value.fdel)))
+        if cls is types.MethodType:
+            return _hash(b"method", self.of(value.__self__), self.of(value.__func__))
+        if cls is types.MappingProxyType:
+            return _hash(b"mappingproxy", self.of(dict(value)))
+        if issubclass(cls, weakref.ref):
+            return _hash(b"weakref", self.of(value()))
+        if issubclass(cls, bytearray | memoryview):
+            return _hash(b"memory", self.of(cls), bytes(value))
+        if issubclass(cls, pathlib.PurePath):
+            return _hash(b"path", self.of(cls), str(value).encode(errors="surrogateescape"))
+        if cls.__module__ == "_thread" and cls.__name__ in _LOCKS:
+            return _hash(b"lock")
+        if hasattr(cls, "__sparkring_content__"):
+            return _hash(b"content", self.of(cls), self.of(value.__sparkring_content__()))
+        if cls in FOUND_BY_NAME and value.__module__ == "__main__" and hasattr(value, "__dict__"):
+            settings: Any = getattr(value, "cache_parameters", dict)()
+            return _hash(b"found by name", value.__name__.encode(), self.of(vars(value)), self.of(settings))
+        return self._array(value, cls) or self._object(value, cls)
+
+    def _sequence(self, values: Any) -> bytes:
+        kinds = set(map(type, values))
+        if kinds <= _ATOMS:
+            return _hash(marshal.dumps(values, _MARSHAL))
+        # Rows of plain values are many times as fast this way.
+        if kinds <= {list, tuple} and _ATOMS.issuperset(map(type, itertools.chain.from_iterable(values))):
+            return _hash(b"rows", marshal.dumps(values, _MARSHAL))
+        if kinds == {dict} and all(map(_is_record, values)):
+            return _hash(b"records", marshal.dumps([sorted(row.items()) for row in values], _MARSHAL))
+        return b"".join(map(self.of, values))
+
+    def _pairs(self, pairs: Mapping[Any, Any]) -> bytes:
+        """Return the digest of a dict's keys and values, whatever their order."""
+        if _is_record(pairs):
+            return _hash(b"record", marshal.dumps(sorted(pairs.items()), _MARSHAL))
+        if all(type(key) is str for key in pairs):
+            return b"".join(self.of(key) + self.of(pairs[key]) for key in sorted(pairs))
+        return b"".join(sorted(self.of(key) + self.of(item) for key, item in pairs.items()))
+
+    # ── Code ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _code(self, value: Any, cls: type) -> bytes:
+        if by_reference(value):
+            return _hash(b"name", f"{value.__module__}.{value.__qualname__}", _source(value.__module__))
+        if issubclass(cls, types.FunctionType):
+            reduced = self._reduced(value, cls)
+            return self._function(value) if reduced is None else self._rebuilt(reduced)
+        if not value.__flags__ & _HEAP_TYPE:
+            return _hash(b"name", f"{value.__module__}.{value.__qualname__}")
+        return self._class(value)
+
+    def _function(self, function: types.FunctionType) -> bytes:
+        code, defined_in = function.__code__, function.__globals__
+        reads = {*global_names(code).reads, *names_in_commands(code)}
+        used: dict[str, Any] = {}
+        if defined_in is self._namespace:
+            self.reads |= reads
+        elif vars(sys.modules.get(str(defined_in.get("__name__")), types)) is not defined_in:
+            used = {name: defined_in[name] for name in reads if name in defined_in}  # a namespace of exec()
+        own = _source(str(defined_in.get("__name__"))) if not used else b""
+        settings = function.__defaults__, function.__kwdefaults__, vars(function), _annotations(function)
+        parts = map(self.of, (code, *settings, *(function.__closure__ or ())))
+        return _hash(b"function", function.__qualname__, own, *parts, self._pairs(used))
+
+    def _bytecode(self, code: types.CodeType) -> bytes:
+        if "__firstlineno__" in code.co_names:  # the body of a class has its line among its constants
+            body = [each for each in dis.get_instructions(code) if each.opname not in ("RESUME", "NOP")]
+            plain = [
+                (each.opname, each.argval)
+                for each, after in zip(body, [*body[1:], body[-1]], strict=True)
+                if after.argval not in ("__firstlineno__", "__static_attributes__")
+            ]
+            return _hash(b"class body", self.of(plain))
+        counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+        names = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+        handlers = getattr(code, "co_exceptiontable", b"")  # new in Python 3.11
+        return _hash(b"code", code.co_code, handlers, *map(self.of, (counts, names, code.co_consts)))
+
+    def _class(self, cls: type) -> bytes:
+        attributes = {
+            name: member
+            for name, member in vars(cls).items()
+            if name not in _DERIVED
+            and not (name.startswith("__pydantic_") and name not in _OF_PYDANTIC)
+            and not isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType)
+        }
+        if issubclass(cls, enum.Enum):
+            attributes = {name: member for name, member in attributes.items() if not name.startswith("_value2member")}
+        made_of = type(cls), *cls.__bases__, _annotations(cls)
+        return _hash(b"class", cls.__qualname__, *map(self.of, made_of), self._pairs(attributes))
+
+    def _module(self, module: types.ModuleType) -> bytes:
+        name = str(getattr(module, "__name__", ""))
+        if by_reference(module):
+            return _hash(b"module", name, _source(name))
+        attributes = {name: member for name, member in vars(module).items() if not name.startswith("__")}
+        return _hash(b"new module", name, self._pairs(attributes))
+
+    # ── Arrays and other objects ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _array(self, value: Any, cls: type) -> bytes | None:
+        """Return the digest of an array, a tensor or a table; None for other objects."""
+        numpy: Any = sys.modules.get("numpy")
+        torch: Any = sys.modules.get("torch")
+        pandas: Any = sys.modules.get("pandas")
+        if numpy is not None and cls is numpy.ndarray:
+            about = _hash(b"array", repr(value.dtype), repr(value.shape))
+            if self._shapes_only:
+                return about
+            if value.dtype.names:  # there may be undefined bytes between the fields
+                return _hash(about, *(self.of(value[name]) for name in value.dtype.names))
+            if value.dtype.hasobject:
+                return _hash(about, self._sequence(value.ravel().tolist()))
+            return _hash(about, numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8).data)
+        if hasattr(torch, "Tensor") and isinstance(value, torch.Tensor):
+            plain = value.layout is torch.strided and not value.is_quantized and value.device.type != "meta"
+            if not plain and not self._shapes_only:
+                return None
+            about = _hash(f"{value.dtype}{tuple(value.shape)}{value.requires_grad}{value.device.type}", self.of(cls))
+            if self._shapes_only:
+                return about
+            flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+            memory = flat.view(torch.uint8).numpy().data
+            gradient = value.grad if value.is_leaf else None
+            return _hash(about, memory, self.of(gradient), self.of(getattr(value, "__dict__", None)))
+        if hasattr(pandas, "DataFrame") and cls is pandas.DataFrame:
+            # The columns one by one: how pandas arranges them in blocks depends on how the table was made and shown.
+            columns = [value.iloc[:, at].array for at in range(value.shape[1])]
+            columns = [each.to_numpy() if isinstance(each.dtype, numpy.dtype) else each for each in columns]
+            return _hash(b"table", *map(self.of, (value.columns, value.index, value.attrs, columns)))
+        return None
+
+    def _object(self, value: Any, cls: type) -> bytes:
+        """Return the digest of what pickle would save of an object."""
+        if cls.__module__ == "builtins" and by_reference(value):
+            return self._code(value, cls)  # a function that is built in
+        if cls.__module__ == "pydantic._internal._decorators" and hasattr(value, "info"):
+            return _hash(b"decorator", self.of(value.info))  # the rest names the class by its address
+        is_model = not self._weights and not self._shapes_only and _is_model(cls)
+        try:
+            self._shapes_only |= is_model
+            reduced = self._reduced(value, cls)
+            if reduced is None:
+                reduce = cloudpickle.Pickler.dispatch_table.get(cls)
+                reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        except RecursionError:
+            raise
+        except Exception:  # of any type: the value's class has code of its own for pickle
+            self.complete = False
+            return _hash(b"opaque", self.of(cls))
+        else:
+            if isinstance(reduced, str):
+                return _hash(b"global", self.of(cls), str(getattr(value, "__module__", "")), reduced)
+            return self._rebuilt(self._settled(reduced, cls))
+        finally:
+            self._shapes_only &= not is_model
+
+    def _reduced(self, value: Any, cls: type) -> Any:
+        """Return how the value is packed for ranks if it is not packed as pickle or cloudpickle would; otherwise None.
+
+        Raises Refused if it cannot be packed.
+        """
+        if cls not in self._reducers:
+            self._reducers[cls] = reducers_for(cls)
+        return next((found for reducer in self._reducers[cls] if (found := reducer(value)) is not None), None)
+
+    def _settled(self, reduced: tuple[Any, ...], cls: type) -> tuple[Any, ...]:
+        """Return the reduced object without what differs from process to process, or does not count."""
+        torch_nn: Any = sys.modules.get("torch.nn")
+        if not isinstance(reduced[2] if len(reduced) > 2 else None, dict):
+            return reduced
+        made, arguments, state, *more = reduced
+        if hasattr(torch_nn, "Module") and issubclass(cls, torch_nn.Module):
+            # Hooks have the numbers of a counter of the process.
+            state = {name: list(each.values()) if _holds_hooks(name, each) else each for name, each in state.items()}
+            state = state if self._modes else {name: each for name, each in state.items() if name != "training"}
+        elif self._shapes_only and "param_groups" in state:  # an optimizer, whose state depends on the steps taken
+            state = {name: each for name, each in state.items() if name != "state"}
+        return made, arguments, state, *more
+
+    def _rebuilt(self, reduced: tuple[Any, ...]) -> bytes:
+        made, arguments, state, items, pairs, set_state = (*reduced, None, None, None, None)[:6]
+        found = [self.of(made), self.of(arguments), self.of(state), self.of(set_state)]
+        found.append(b"" if items is None else _hash(self._sequence(list(items))))
+        if pairs is not None:
+            pairs = list(pairs)
+            found.append(_hash(self._sequence(pairs) if made is collections.OrderedDict else self._pairs(dict(pairs))))
+        return _hash(b"object", *found)
+
+
+def _is_record(pairs: Mapping[Any, Any]) -> bool:
+    """Whether a dict maps strings to plain values."""
+    return {str}.issuperset(map(type, pairs)) and _ATOMS.issuperset(map(type, pairs.values()))
+
+
+def _holds_hooks(name: str, value: Any) -> bool:
+    return "_hooks" in name and isinstance(value, dict)
+
+
+def _annotations(value: Any) -> dict[str, Any]:
+    with contextlib.suppress(Exception):  # from Python 3.14 on, annotations are evaluated only now
+        return dict(inspect.get_annotations(value))
+    return {}
+
+
+def _is_model(cls: type) -> bool:
+    """Whether the values of a type are models, layers or optimizers, whose arrays training changes."""
+    known = {("torch", "Module"), ("torch", "Optimizer"), ("keras", "Layer"), ("keras", "Optimizer")}
+    known |= {("tf_keras", "Layer"), ("tf_keras", "Optimizer")}
+    return any((str(base.__module__).partition(".")[0], base.__name__) in known for base in cls.__mro__)
+
+
+def _hash(*parts: Any) -> bytes:
+    import xxhash  # only if something is kept
+
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        piece = part if isinstance(part, bytes | memoryview) else str(part).encode(errors="surrogatepass")
+        # The length comes first, so that two parts differ from one part that consists of both.
+        hasher.update(len(piece).to_bytes(8, "little"))
+        hasher.update(piece)
+    digest: bytes = hasher.digest()
+    return digest
+
+
+# ── The user's own modules ───────────────────────────────────────────────────────────────────────────────────────────
+
+_sources: dict[tuple[str, int, int], bytes] = {}
+
+
+def _source(name: str) -> bytes:
+    """Return a digest of the source of a module that the user writes, and of such modules that it imports.
+
+    Return b'' for an installed module.
+    """
+    waiting, seen, digests = [name], {name}, list[bytes]()
+    while waiting and len(seen) <= _MODULES:
+        module = sys.modules.get(waiting.pop())
+        path = getattr(module, "__file__", None)
+        if module is None or not isinstance(path, str) or not _is_own(module.__name__, path):
+            continue
+        digests.append(_compiled(path))
+        names = {_home(each) for each in list(vars(module).values())} - seen
+        waiting += sorted(names)
+        seen |= names
+    return _hash(*sorted(digests)) if digests else b""
+
+
+def _home(value: Any) -> str:
+    named = isinstance(value, type | types.FunctionType)
+    return str(value.__name__ if isinstance(value, types.ModuleType) else value.__module__ if named else "")
+
+
+def _is_own(name: str, path: str) -> bool:
+    root = name.partition(".")[0]
+    if name == "__main__" or root in _OTHERS or root in sys.stdlib_module_names or not path.endswith(".py"):
+        return False
+    folders = {sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}
+    inside = any(path.startswith(f"{folder}/") for folder in folders)
+    return not inside and "-packages/" not in path and root not in installed()
+
+
+_OTHERS = ("sparkring", "pyspark", "py4j", "cloudpickle", "dbruntime", "IPython")
+
+
+def _compiled(path: str) -> bytes:
+    """Return a digest of a file's code, without its comments."""
+    with contextlib.suppress(OSError):
+        at = pathlib.Path(path).stat()
+        key = path, at.st_mtime_ns, at.st_size
+        if key not in _sources:
+            text = pathlib.Path(path).read_bytes()
+            try:
+                code = compile(text, "", "exec", dont_inherit=True)
+                _sources[key] = _Walk({}, weights=True, modes=True).of(code)
+            except (SyntaxError, ValueError):
+                _sources[key] = _hash(text)
+        return _sources[key]
+    return b""
