@@ -365,7 +365,8 @@ def test_barrier_teaches_and_completes(kernel: Kernel) -> None:
         ("-n -2", "tasks of a Spark barrier stage, so -n cannot be -2: use -n 2"),
         ("-n 0", "-n 4"),
         ("-n 2 --data digits", "the notebook has no variable `digits`"),
-        ("--data 2x", "'2x' is not a variable's name"),
+        ("--data 2x", "--data needs a DataFrame, such as --data df or --data df.limit(8): '2x'"),
+        ("--data digits.limit(2) -n 2", "`digits.limit(2)` raised NameError: name 'digits' is not defined"),
     ],
 )
 def test_barrier_lines_that_make_no_sense(kernel: Kernel, line: str, said: str) -> None:
@@ -388,6 +389,11 @@ def test_barrier_gives_each_rank_its_partition(spark_kernel: Kernel) -> None:
     cell = kernel.run("%%barrier --data digits --pull here\nhere = [row.id for row in rows]\nsum(here)").done()
     assert "finished" in cell.displayed
     assert kernel.value("_.values, here") == "([3, 12], [0, 1, 2])"
+    data = "digits.where('id > 0').repartition( 2 ).selectExpr('id - 1')"
+    kernel.run(f"%%barrier --name x --data {data} --pull here # two\nhere = sum(sum(row) for row in rows)\nhere").done()
+    assert kernel.value("sum(_.values), len(_.values)") == "(10, 2)"
+    cell = kernel.run(f"%%barrier --data {data}.count() -n 2\nrank")
+    assert cell.error.evalue.endswith("is a `int`, not a Spark DataFrame.")
     cell = kernel.run("%%barrier --data digits\ndigits.count()")
     assert "`digits` is a Spark DataFrame" in cell.error.evalue
     cell = kernel.run("%%barrier --data digits --dry-run\nlist(rows), context")

@@ -81,6 +81,7 @@ def test_lines_of_runs_that_survive(line, expected):
         ("--resume", "--resume needs a --checkpoint-dir"),
         ("--checkpoint-dir /x --fresh --resume", "choose one"),
         ("-n 4 --min-np 2", "add --max-restarts 3"),
+        ("-n -4 --min-np 2 --max-restarts 1", "is for Spark.* Leave --min-np out"),
         ("-n 4 --min-np 5 --max-restarts 1", "more than the 4 ranks of -n 4"),
         ("-n 4 --min-np 0 --max-restarts 1", "at least 1"),
         ("--max-restarts -1", "at least 0"),
@@ -90,6 +91,30 @@ def test_what_does_not_go_together(line, words):
     """The message names the options, and what to add or leave out."""
     with pytest.raises(OptionsError, match=words):
         parse("horovod", line)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "-n 4 -H a:4,b:4",
+            r"there is no -H\. Ranks start on this machine \(-n -4\) or in Spark tasks .* Spark cluster",
+        ),
+        ("--hosts=a:4,b:4 -n 4", "there is no --hosts.*Spark cluster"),
+        ("--hostfile hosts", "Spark cluster"),
+        ("--nproc_per_node=2 --nnodes 2", "-n gives the number of all ranks"),
+        ("--num-proc 2", "-n or -np"),
+        ("-np 2 --gloo", "there is no --gloo. Leave it out"),
+        ("--verbose", "%logs"),
+        ("-n -3 --ps 1", "parameter server.*MultiWorkerMirroredStrategy"),
+        ("--min-np 2 --max-np 4 -n 4", "-n is the largest"),
+    ],
+)
+def test_options_of_other_launchers(line, words):
+    """The error says what there is instead, whichever magic starts the ranks."""
+    for magic in ("horovod", "torchrun", "barrier"):
+        with pytest.raises(OptionsError, match=f"^%%{magic}: .*{words}"):
+            parse(magic, line)
 
 
 def test_the_default_number_of_ranks():
@@ -193,7 +218,14 @@ def test_the_help_has_every_option():
 
 @pytest.mark.parametrize(
     ("line", "np", "data"),
-    [("-n 4", 4, ""), ("--data digits", 0, "digits"), ("-n 2 --data=digits --timeout 9", 2, "digits")],
+    [
+        ("-n 4", 4, ""),
+        ("--data digits", 0, "digits"),
+        ("-n 2 --data=digits --timeout 9", 2, "digits"),
+        ("--data df.where('x > 1').limit(n - 1) -n 2", 2, "df.where('x > 1').limit(n - 1)"),
+        ("--quiet --data frames[0]", 0, "frames[0]"),
+        ("--data frames['a'] if big else df  # the rows", 0, "frames['a'] if big else df"),
+    ],
 )
 def test_barrier(line, np, data):
     """%%barrier takes -n, --data or both; np 0 means as many ranks as partitions."""
@@ -213,6 +245,7 @@ def test_only_barrier_takes_data():
     with pytest.raises(OptionsError, match="--data"):
         parse("horovod", "-n 2 --data digits")
     assert MAGICS["barrier"].complete(" --da") == ["--data"]
+    assert MAGICS["barrier"].complete(" --data df --qu") == ["--quiet"]
     assert "barrier task" in MAGICS["barrier"].help
 
 

@@ -1,10 +1,11 @@
-"""Provides the import paths that HorovodRunner notebooks use, unless a real sparkdl is installed.
+"""Provides the import paths that notebooks for Databricks use, unless the real packages are installed.
 
     from sparkdl import HorovodRunner
     from sparkdl.horovod import log_to_driver
     from sparkdl.horovod.tensorflow.keras import LogCallback
+    from spark_tensorflow_distributor import MirroredStrategyRunner
 
-The API follows sparkdl's public documentation.
+The APIs follow the public documentation of sparkdl and of spark-tensorflow-distributor.
 """
 
 from __future__ import annotations
@@ -13,10 +14,22 @@ import importlib.util
 import sys
 import time
 import types
+from collections.abc import Iterable
 from typing import Any
 
-_MODULES = ("sparkdl", "sparkdl.horovod", "sparkdl.horovod.tensorflow", "sparkdl.horovod.tensorflow.keras")
+_MODULES = {
+    "sparkdl": ("sparkdl", "sparkdl.horovod", "sparkdl.horovod.tensorflow", "sparkdl.horovod.tensorflow.keras"),
+    "spark_tensorflow_distributor": (
+        "spark_tensorflow_distributor",
+        "spark_tensorflow_distributor.mirrored_strategy_runner",
+    ),
+}
 _HOMES = {
+    ("spark_tensorflow_distributor", "MirroredStrategyRunner"): "sparkring.engine.distributors",
+    (
+        "spark_tensorflow_distributor.mirrored_strategy_runner",
+        "MirroredStrategyRunner",
+    ): "sparkring.engine.distributors",
     ("sparkdl", "HorovodRunner"): "sparkring.engine.api",
     ("sparkdl.horovod", "HorovodRunner"): "sparkring.engine.api",
     ("sparkdl.horovod", "log_to_driver"): "sparkring.runtime.report",
@@ -24,10 +37,14 @@ _HOMES = {
 
 
 def install() -> None:
-    """Make the import paths work. Do nothing if a real sparkdl is installed, or if the paths already work."""
-    if "sparkdl" in sys.modules or importlib.util.find_spec("sparkdl") is not None:
-        return
-    for name in _MODULES:
+    """Make the import paths work. Leave out packages that are installed, and paths that already work."""
+    for package, names in _MODULES.items():
+        if package not in sys.modules and importlib.util.find_spec(package) is None:
+            _install(names)
+
+
+def _install(names: Iterable[str]) -> None:
+    for name in names:
         module = types.ModuleType(name, __doc__)
         module.__path__ = []
         module.__getattr__ = _finder(name)  # type: ignore[method-assign]

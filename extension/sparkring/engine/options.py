@@ -35,7 +35,7 @@ class Options(SharedOptions):
 
     `np`: if it is negative, the ranks are -np processes on this machine; if it is positive, they are np Spark tasks.
     `gpus`: the number of GPUs for each rank; 0 hides all GPUs, None means the launcher's default.
-    `data`: the name of a DataFrame; each rank is given a partition, and `np` 0 means a rank for each partition.
+    `data`: an expression for a DataFrame; each rank is given a partition, and `np` 0 means a rank for each partition.
     `checkpoint_dir`: the directory of checkpoints. The run continues from the last checkpoint, unless `fresh` is set.
     With `resume`, the run continues even if the cell or its data has changed.
     `max_restarts`: how often all ranks may be restarted after a rank is lost.
@@ -196,6 +196,11 @@ def checked(who: str, found: Options, *, horovod: bool) -> Options:
         raise OptionsError(f"{who}: --fresh starts over, but --resume continues: choose one.")
     if found.least and not found.max_restarts:
         raise OptionsError(f"{who}: --min-np {found.least} is for restarts: add --max-restarts 3, or --checkpoint-dir.")
+    if found.least and found.np < 0:
+        raise OptionsError(
+            f"{who}: --min-np {found.least} is for Spark, which may lose slots: the ranks of -n {found.np} are on this "
+            "machine, and all of them are restarted. Leave --min-np out."
+        )
     if found.least > found.size > 0:
         raise OptionsError(f"{who}: --min-np {found.least} is more than the {found.size} ranks of -n {found.np}.")
     if found.least and found.data:

@@ -201,7 +201,8 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
     if options.data:
         from sparkring.cluster.partitions import find_data
 
-        data = find_data(options.data, namespace, counted=not options.np)
+        frames = namespace if spec.frame is None else {options.data: spec.frame}
+        data = find_data(options.data, frames, counted=not options.np)
 
     def on_result(result: RunResult) -> None:
         pulled = {} if result.problems else result.pulled

@@ -50,7 +50,7 @@ class RunSpec(NamedTuple):
     name and the source of its function. `gang` is the warm gang to run on, and `ranks` are the ranks of this gang to
     use (if empty, all of them). Without a gang, the run has ranks of its own. A `notice` is shown with the run. `bound`
     lists names that the ranks bind before the cell runs, such as the names of an item's values. These names are not
-    captured.
+    captured. `frame` is the value of --data, unless --data is the name of a variable.
     """
 
     work: Cell | Call
@@ -62,6 +62,7 @@ class RunSpec(NamedTuple):
     ranks: tuple[int, ...] = ()
     notice: str = ""
     bound: tuple[str, ...] = ()
+    frame: Any = None
 
 
 class Results(NamedTuple):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import re
 import textwrap
 from typing import Any
 
 from sparkring.engine.options import LOGS, Options, checked, restarts
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
+from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, FOREIGN, NAME, NOTIFY, PUSH, QUIET, flattened
+from sparkring.notebook.expressions import evaluated, split_options, variables_like
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds, variable, variables
+from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds, variables
 from sparkring.notebook.options_table import Option, OptionsTable
 
 _HELP = """Run the cell on {what}.
@@ -134,9 +137,9 @@ _BARRIER_RANKS = Option(
 )
 _BARRIER_DATA = Option(
     "--data",
-    type=variable,
     metavar="DF",
-    help="a Spark DataFrame from the notebook; each rank gets one partition of it, as `rows`",
+    suggest=variables_like,
+    help="a Spark DataFrame, which may be an expression; each rank gets one partition of it, as `rows`",
 )
 
 
@@ -144,15 +147,17 @@ _BARRIER_DATA = Option(
 def options_table(magic: str) -> OptionsTable:
     """Return the table of the options of a framework's magic, or of %%ranks."""
     rows = (_BARRIER_RANKS, *_OPTIONS, _BARRIER_DATA) if magic == "barrier" else (_RANKS, *_OPTIONS)
-    return OptionsTable(f"%%{magic}", *rows)
+    return OptionsTable(f"%%{magic}", *rows, foreign=FOREIGN)
 
 
 def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
     """Return the Options that the line of a magic asks for. Raise OptionsError if the line is not valid."""
+    if magic == "barrier":
+        data, line = split_data(line)
     given = options_table(magic).parse(line)
     np = given["np"]
     if magic == "barrier":
-        given["data"] = given["data"] or ""
+        given["data"] = data
         np = _barrier_np(np, given["data"], default_np)
     options = given | {
         "np": default_np if np is None else np,
@@ -162,6 +167,33 @@ def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
         "max_restarts": restarts(given["max_restarts"], given["checkpoint_dir"]),
     }
     return checked(f"%%{magic}", Options(**options), horovod=magic == "horovod")
+
+
+def split_data(line: str) -> tuple[str, str]:
+    """Return the expression after --data on a line of %%barrier ('' without --data), and the line without both.
+
+    Raise OptionsError if an expression is missing.
+    """
+    option = re.search(r"(?:^|\s)--data(?:=|(?=\s|$))", line)
+    if option is None:
+        return "", line
+    after = line[option.end() :]
+    found = split_options(after, _expression)
+    if found is None:
+        written = after.strip().partition(" ")[0]
+        raise OptionsError(
+            f"%%barrier: --data needs a DataFrame, such as --data df or --data df.limit(8): {written!r}."
+        )
+    return found[0], f"{line[: option.start()]} {found[1]}"
+
+
+def _expression(written: str) -> str | None:
+    """Return an expression as it is written; None if it is none, or cannot be a DataFrame."""
+    try:
+        value = ast.parse(written, mode="eval").body
+    except SyntaxError:
+        return None
+    return None if isinstance(value, ast.Constant | ast.Tuple) else written
 
 
 def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
@@ -242,7 +274,10 @@ def _run_cell(
     begins = begins or f"%%{magic}"
     title = options.name or title_of(source) or (begins if ranks else f"{begins} -n {options.np}")
     work = Cell(source, shell.user_ns, scripts)
-    spec = RunSpec(work, options, framework, title, f"{begins} {line}\n{cell}", gang, ranks)
+    frame = None
+    if options.data and not options.data.isidentifier():
+        frame = evaluated(f"{begins} --data", options.data, compile(options.data, "<--data>", "eval"), shell.user_ns)
+    spec = RunSpec(work, options, framework, title, f"{begins} {line}\n{cell}", gang, ranks, frame=frame)
     if options.dry_run:
         show_captured(capture_cell(spec, work).table)
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from sparkring.errors import OptionsError
@@ -64,10 +64,14 @@ class Option:
 
 
 class OptionsTable:
-    """All options of one magic. `magic` is the name of the magic, as users write it."""
+    """All options of one magic. `magic` is the name of the magic, as users write it.
 
-    def __init__(self, magic: str, *options: Option) -> None:
+    `foreign` maps options of other programs, which users may type, to a sentence that says what there is instead.
+    """
+
+    def __init__(self, magic: str, *options: Option, foreign: Mapping[str, str] | None = None) -> None:
         self.magic = magic
+        self._foreign = foreign or {}
         self.options = options
         self._by_flag = {name: row for row in options if not row.is_argument for name in row.names}
         self._argument = next((row for row in options if row.is_argument), None)
@@ -83,6 +87,10 @@ class OptionsTable:
 
     def parse_words(self, words: Sequence[str]) -> dict[str, Any]:
         """Do the same as parse(), but for a line that has already been split into words."""
+        for word in words:
+            flag = word.partition("=")[0]
+            if flag in self._foreign:
+                raise OptionsError(f"{self.magic}: there is no {flag}. {self._foreign[flag]}")
         return vars(self._parser.parse_args(self._joined(words)))
 
     @functools.cached_property
