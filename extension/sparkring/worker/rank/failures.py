@@ -23,7 +23,6 @@ from sparkring.errors import (
 )
 from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, is_cell
 from sparkring.runtime import packages
-from sparkring.runtime.storage import DBFS_MOUNT
 from sparkring.wire.messages import CodeFrame, Failure, FailureCause, GpuFault, SourceLine
 from sparkring.worker.rank import gpu_faults, script
 
@@ -54,6 +53,8 @@ _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, Options
 # pybind11 puts this text into an exception if a KeyboardInterrupt arrives while the exception is being made. This can
 # happen when a TensorFlow collective is ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
+
+DBFS_MOUNT = "/dbfs"  # the same as in runtime/storage.py, which needs packages that executors may lack
 
 _HERE = os.path.dirname((lambda: None).__code__.co_filename)  # not __file__, which differs if this is in a zip
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "")
