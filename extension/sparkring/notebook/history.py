@@ -255,6 +255,11 @@ def _last(text: str, lines: int | None) -> str:
 
 
 def _in_lines(text: str) -> str:
+    from sparkring.history.record import is_erased
+
+    begin = text.rfind("\n") + 1
+    if is_erased(text[begin:].encode()):
+        return text[:begin]
     return text if text.endswith("\n") or not text else f"{text}\n"
 
 
