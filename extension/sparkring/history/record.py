@@ -452,7 +452,7 @@ _UP_AND_DOWN = re.compile(rb"\x1b\[A\r*\n")
 _BLANK = re.compile(rb"(?:\s|\x1b\[\d*[A-DJK])*")
 
 
-def _in_place(data: bytes) -> bytes:
+def in_place(data: bytes) -> bytes:
     """Return output without newlines that only move the cursor down again: each becomes a carriage return."""
     while b"\x1b[A" in data:
         data, count = _UP_AND_DOWN.subn(b"\r", data)
@@ -579,7 +579,7 @@ def labelled(record: RunRecord, lines: list[LogLine]) -> list[LogLine]:
 def _printed(record: RunRecord, event: events.Output) -> RunRecord:
     rank = record.ranks[event.rank]
     partial = rank.partial_stdout if event.stream == "stdout" else rank.partial_stderr
-    data = _in_place(partial + event.data)
+    data = in_place(partial + event.data)
     end = data.rfind(b"\n") + 1
     whole, rest = data[:end], data[end:]
     rest = rest[max(0, rest.rstrip(b"\r").rfind(b"\r")) :]  # a bar's earlier states would soon fill the line

@@ -255,12 +255,11 @@ def _last(text: str, lines: int | None) -> str:
 
 
 def _in_lines(text: str) -> str:
-    from sparkring.history.record import is_erased
+    """Return a log's text in whole lines, without the lines that progress bars have removed."""
+    from sparkring.history.record import in_place, is_erased
 
-    begin = text.rfind("\n") + 1
-    if is_erased(text[begin:].encode()):
-        return text[:begin]
-    return text if text.endswith("\n") or not text else f"{text}\n"
+    lines = in_place(text.encode()).removesuffix(b"\n").split(b"\n") if text else []
+    return "".join(f"{line.decode()}\n" for line in lines if not is_erased(line))
 
 
 MAGICS = (
