@@ -15,10 +15,10 @@ from sparkring.history.tensorboard import environment, scalars, write_event_file
 RUN = "2026-01-01_00-00-00_aaaa"
 
 
-def saved(*reports: events.Metrics, size: int = 2):
+def saved(*reports: events.Metrics, size: int = 2, run: str = RUN):
     """Save a run with these reports, and return its folder."""
-    folder = run_store.RunFolder(RUN)
-    folder.write(events.RunStarted(1.0, RUN, "cell", "", size, "local", "plain", "all"))
+    folder = run_store.RunFolder(run)
+    folder.write(events.RunStarted(1.0, run, "cell", "", size, "local", "plain", "all"))
     for report in reports:
         folder.write(report)
     folder.close()
@@ -147,4 +147,16 @@ def test_in_a_terminal_the_command_is_printed(capsys):
 
     path = saved(keras(0, 1.0, 1.0, 1))
     MAGICS["runs"].run(None, f"{RUN} --tensorboard")
+    assert capsys.readouterr().out.rstrip().endswith(f"tensorboard --logdir {path / 'tensorboard'}")
+
+
+def test_without_a_name_the_last_run_with_metrics_is_shown(capsys):
+    from sparkring.notebook.extension import MAGICS
+
+    saved(run="2026-01-03_00-00-00_cccc")
+    with pytest.raises(OptionsError, match="no saved run has metrics: Keras' fit reports them"):
+        MAGICS["runs"].run(None, "--tensorboard")
+    saved(keras(0, 1.0, 1.0, 1))
+    path = saved(keras(0, 1.0, 1.0, 1), run="2026-01-02_00-00-00_bbbb")
+    MAGICS["runs"].run(None, "--tensorboard")
     assert capsys.readouterr().out.rstrip().endswith(f"tensorboard --logdir {path / 'tensorboard'}")

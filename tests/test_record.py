@@ -132,6 +132,39 @@ def test_lines_in_pieces():
     assert record.ranks[0].partial_stdout == b""
 
 
+BARS = {
+    "leave=False": (b"\r  0%|  | 0/1\r100%|##| 1/1\r             \r", []),
+    "leave=False, then a line": (b"\r100%|##| 1/1\r             \rdone\n", ["done"]),
+    "leave=False, then an empty line": (b"\r100%|##| 1/1\r             \r\n\n", [""]),
+    "nested": (
+        b"\router: 0\n\rinner: 0\x1b[A\n\rinner: 1\x1b[A\n\r        \x1b[A\router: 1"
+        b"\n\rinner: 0\x1b[A\n\rinner: 1\x1b[A\n\r        \x1b[A\router: 2\router: 2\n",
+        ["outer: 0", "outer: 1", "outer: 2"],
+    ),
+    "at positions": (
+        b"\router: 0\n\rinner: 0\x1b[A\n\r        \x1b[A\n\n\rthird: 0\x1b[A\x1b[A"
+        b"\n\n\rthird: 1\x1b[A\x1b[A\rthird: 1\n"
+        b"\router: 1\nafter\n",
+        ["outer: 0", "third: 1", "outer: 1", "after"],
+    ),
+    "erased to the end of the line": (b"\r100 %\r\x1b[K\rnext\n\r50 %\r\x1b[2K", ["next"]),
+    "Keras 2": (b"\r1/2 [===>..]\x08\x08\x08\r2/2 [======]\n", ["2/2 [======]"]),
+    "empty lines of the user's": (b"one\n\n  \n\r\n", ["one", "", "  ", ""]),
+}
+
+
+@pytest.mark.parametrize("written", BARS)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_what_progress_bars_leave(written, size):
+    """A bar that removes itself leaves no line, and a nested bar none of its states; other empty lines are kept."""
+    data, expected = BARS[written]
+    record = printed(*(data[begin : begin + size] for begin in range(0, len(data), size)))
+    assert [line.text for line in record.ranks[0].lines_with_partial()] == expected
+    record = apply(record, RankExited(4.0, 0))
+    assert texts(record) == expected
+    assert record.ranks[0].line_count == len(expected)
+
+
 @pytest.mark.parametrize(
     ("line", "shown"),
     [

@@ -351,6 +351,13 @@ def test_the_last_lines_of_a_log(capsys):
     assert capsys.readouterr().out == "two\n1 %\r2 %\r3 %\n"
 
 
+def test_a_log_has_no_lines_of_bars_that_removed_themselves(capsys):
+    output = b"one\n\n1 %\r    \r\nouter\n\r inner\x1b[A\n\r      \x1b[A\router\n\r1 %\r    \r"
+    save("bar", [story("bar")[0], events.Output("stderr", output, time=1.3, rank=0)])
+    MAGICS["logs"].run(None, "--rank 0")
+    assert capsys.readouterr().out == "one\n\nouter\n\r inner\r\r      \x1b[A\router\n"
+
+
 @pytest.mark.parametrize("ending", ["", "\n"])
 @pytest.mark.parametrize("block", [1, 3, 7, 1_000])
 def test_only_the_end_of_a_long_log_is_read(monkeypatch, block, ending):

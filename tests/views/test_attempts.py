@@ -81,17 +81,17 @@ def test_a_run_that_never_lost_a_rank_has_no_story(told):
 
 
 def test_nothing_was_saved(told):
-    """The line says that no checkpoint was saved, and that the next attempt starts over."""
+    """The line says that no checkpoint was saved, and that the next attempt runs the cell again."""
     lines = told(*(each for each in FIRST if not isinstance(each, CheckpointSaved)), AttemptStarted(T + 16, 2, 2))
-    assert lines[0].endswith("was killed by SIGKILL (no checkpoint was saved)")
-    assert lines[1] == "attempt 2 · 2 ranks · started over · starting"
+    assert lines[0].endswith("was killed by SIGKILL (checkpoints() saved nothing)")
+    assert lines[1] == "attempt 2 · 2 ranks · ran the cell again · starting"
 
 
 def test_a_ring_that_grows_has_no_failed_rank(told):
     """The line quotes the driver's reason for ending the attempt."""
     events = [AttemptStarted(T, 1, 1), AttemptEnded(T + 9, 1, "2 slots are free"), AttemptStarted(T + 9, 2, 2, "x", 9)]
     lines = told(*events, RunFinished(T + 12, "failed", "no"))
-    assert lines[0] == "attempt 1 · 1 rank · 9.0 s · ended: 2 slots are free (no checkpoint was saved)"
+    assert lines[0] == "attempt 1 · 1 rank · 9.0 s · ended: 2 slots are free (checkpoints() saved nothing)"
     assert lines[1] == "attempt 2 · 2 ranks instead of 1 · was to continue from step 9 · failed after 3.0 s"
 
 

@@ -373,7 +373,7 @@ def test_in_a_terminal(replayed):
     assert stream.getvalue().splitlines() == [
         f"sparkring: the checkpoint of step 120 in {FOLDER} is damaged and was skipped: cut",
         "sparkring: attempt 1 ended after 10 s: rank 0 on vm exited with code 3",
-        "sparkring: attempt 2 starts over on 1 rank",
+        "sparkring: attempt 2 runs the cell again on 1 rank",
         "sparkring: 1 rank finished in 20 s after 1 restart · log: /runs/a1b2/rank-N.log",
     ]
 

@@ -86,7 +86,7 @@ class Directory:
     def words(self, now: float) -> str:
         """Return what a run shows about the checkpoint from which it continues, and about damaged ones; '' if nothing.
 
-        If all checkpoints are damaged, the run starts over.
+        If all checkpoints are damaged, the run gets none.
         """
         told = []
         if self.skipped:
@@ -100,7 +100,7 @@ class Directory:
             saved = saved_words(self.first, now)
             told.append(f"continues from {saved} in {self.location.written} (--fresh starts over)")
         elif self.skipped:
-            told.append("the cell starts over, because there is no usable checkpoint")
+            told.append("the cell runs without a checkpoint, because none is usable")
         return "; ".join(told)
 
     def _ours(self, entry: Entry) -> bool:

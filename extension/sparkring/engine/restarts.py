@@ -115,10 +115,11 @@ class Restarts:
     def _tell_of_a_new_beginning(self, last: Last) -> None:
         if self.directory is not None and not last.name:
             self.recorder.notice(
-                f"the cell starts over: all checkpoints in {self.options.checkpoint_dir} are damaged"
+                f"the cell runs again without a checkpoint: all in {self.options.checkpoint_dir} are damaged"
                 if self.recorder.record.checkpoints
-                else f"the cell starts over: no checkpoint has been saved in {self.options.checkpoint_dir} yet "
-                "(checkpoints().save(step, state) on the ranks saves one)"
+                else f"the cell runs again, and checkpoints() has saved nothing in {self.options.checkpoint_dir} yet: "
+                "without a checkpoint of its own, it trains from the beginning (checkpoints().save(step, state) on the "
+                "ranks saves one)"
             )
 
     def _attempts(self, outcome: Outcome) -> tuple[Attempt, ...]:

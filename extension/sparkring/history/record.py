@@ -8,6 +8,7 @@ most DISPLAYS_KEPT displays, of at most DISPLAY_BYTES in total.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -150,7 +151,11 @@ class RankRecord(NamedTuple):
     def partial_lines(self) -> list[LogLine]:
         """Return the lines that have not ended yet."""
         streams: dict[events.Stream, bytes] = {"stdout": self.partial_stdout, "stderr": self.partial_stderr}
-        return [LogLine(self.last_heard, self.rank, stream, as_shown(data)) for stream, data in streams.items() if data]
+        return [
+            LogLine(self.last_heard, self.rank, stream, as_shown(data))
+            for stream, data in streams.items()
+            if data and not is_erased(data)
+        ]
 
     def lines_with_partial(self) -> tuple[LogLine, ...]:
         """Return the last lines, including those that have not ended yet."""
@@ -442,6 +447,26 @@ def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int, bo
     return places
 
 
+# Nested progress bars of tqdm move the cursor up after each bar, and down again with a newline before the next.
+_UP_AND_DOWN = re.compile(rb"\x1b\[A\r*\n")
+_BLANK = re.compile(rb"(?:\s|\x1b\[\d*[A-DJK])*")
+
+
+def in_place(data: bytes) -> bytes:
+    """Return output without newlines that only move the cursor down again: each becomes a carriage return."""
+    while b"\x1b[A" in data:
+        data, count = _UP_AND_DOWN.subn(b"\r", data)
+        if not count:
+            break
+    return data
+
+
+def is_erased(line: bytes) -> bool:
+    """Return whether a line was written and then blanked, as by a progress bar that removes itself."""
+    line = line.rstrip(b"\r")
+    return b"\r" in line and _BLANK.fullmatch(line, line.rfind(b"\r")) is not None
+
+
 def as_shown(line: bytes) -> str:
     """Return what a terminal ends up showing: the text after the last carriage return, with invalid bytes as \\xNN."""
     line = line.rstrip(b"\r")
@@ -554,15 +579,18 @@ def labelled(record: RunRecord, lines: list[LogLine]) -> list[LogLine]:
 def _printed(record: RunRecord, event: events.Output) -> RunRecord:
     rank = record.ranks[event.rank]
     partial = rank.partial_stdout if event.stream == "stdout" else rank.partial_stderr
-    data = partial + event.data
+    data = in_place(partial + event.data)
     end = data.rfind(b"\n") + 1
     whole, rest = data[:end], data[end:]
+    rest = rest[max(0, rest.rstrip(b"\r").rfind(b"\r")) :]  # a bar's earlier states would soon fill the line
     if len(rest) > PARTIAL_BYTES:
         whole, rest = data + b"\n", b""
     count = whole.count(b"\n")
     # Only lines that can be kept are decoded; most lines of a burst are only counted.
     kept = whole.rsplit(b"\n", RECENT_LINES + 1)[-RECENT_LINES - 1 : -1] if count else []
-    lines = [LogLine(event.time, event.rank, event.stream, as_shown(line)) for line in kept]
+    left = [line for line in kept if not is_erased(line)]
+    count -= len(kept) - len(left)
+    lines = [LogLine(event.time, event.rank, event.stream, as_shown(line)) for line in left]
     rank = _heard(rank, event.time)._replace(
         partial_stdout=rest if event.stream == "stdout" else rank.partial_stdout,
         partial_stderr=rest if event.stream == "stderr" else rank.partial_stderr,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sparkring.errors import DataError
+from sparkring.errors import DataError, OptionsError
 from sparkring.history import run_store
 from sparkring.history.epoch_steps import with_report
 from sparkring.history.events import AttemptStarted, Metrics
@@ -22,6 +22,7 @@ from sparkring.history.metrics import placed
 from sparkring.runtime.packages import require
 
 FOLDER = "tensorboard"
+_ADVICE = "Keras' fit reports them automatically; other code reports them with sparkring.log(loss=…)."
 
 
 def environment() -> dict[str, str]:
@@ -74,6 +75,15 @@ class Scalar(NamedTuple):
     value: float
 
 
+def last_with_metrics() -> Path:
+    """Return the newest saved run that has metrics; raise OptionsError if none has."""
+    for run in run_store.saved():
+        with contextlib.suppress(FileNotFoundError):  # another kernel has removed the run
+            if next(run_store.told(run, Metrics), None) is not None:
+                return run
+    raise OptionsError(f"no saved run has metrics: {_ADVICE}")
+
+
 def write_event_files(run: Path) -> Path:
     """Write event files with the metrics of the saved run `run`, and return their folder.
 
@@ -84,10 +94,7 @@ def write_event_files(run: Path) -> Path:
     began = [attempt.time for attempt in run_store.told(run, AttemptStarted)]
     found = scalars(run_store.told(run, Metrics), began[1:])
     if not found:
-        raise DataError(
-            f"run {run.name} has no metrics: Keras' fit reports them automatically; other code reports "
-            "them with sparkring.log(loss=…)."
-        )
+        raise DataError(f"run {run.name} has no metrics: {_ADVICE}")
     folder, new = run / FOLDER, run / f"{FOLDER}.{secrets.token_hex(4)}"
     try:
         _write(new, found)

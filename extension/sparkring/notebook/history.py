@@ -65,7 +65,11 @@ _RUNS = OptionsTable(
         metavar="N|RUN",
         help="how many runs to list (default 20), the run to show, or two runs to compare",
     ),
-    Option("--tensorboard", action="store_true", help="show the metrics of RUN (default: the last run) in TensorBoard"),
+    Option(
+        "--tensorboard",
+        action="store_true",
+        help="show the metrics of RUN in TensorBoard (default: the last run with metrics)",
+    ),
     Option(
         "--stop",
         action="store_true",
@@ -205,10 +209,10 @@ def _record(name: str) -> RunRecord:
 def _show_in_tensorboard(shell: Any, name: str) -> None:
     """Show a run's metrics in TensorBoard below the cell. Outside a notebook, print the command that shows them."""
     from sparkring.history import run_store
-    from sparkring.history.tensorboard import environment_set, shell_command, write_event_files
+    from sparkring.history.tensorboard import environment_set, last_with_metrics, shell_command, write_event_files
     from sparkring.runtime.kernel import in_notebook
 
-    folder: Path = write_event_files(run_store.find_saved(name))
+    folder: Path = write_event_files(run_store.find_saved(name) if name else last_with_metrics())
     if not in_notebook():
         print(shell_command(folder))
         return
@@ -251,7 +255,11 @@ def _last(text: str, lines: int | None) -> str:
 
 
 def _in_lines(text: str) -> str:
-    return text if text.endswith("\n") or not text else f"{text}\n"
+    """Return a log's text in whole lines, without the lines that progress bars have removed."""
+    from sparkring.history.record import in_place, is_erased
+
+    lines = in_place(text.encode()).removesuffix(b"\n").split(b"\n") if text else []
+    return "".join(f"{line.decode()}\n" for line in lines if not is_erased(line))
 
 
 MAGICS = (

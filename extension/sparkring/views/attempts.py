@@ -56,7 +56,7 @@ def saved_before(record: RunRecord, attempt: Attempt) -> str:
     last = max((each for each in saved if each.kind == "sparkring"), key=lambda each: each.time, default=None)
     if last is not None:
         return f"{step_noun(record)} {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} earlier"
-    return "no new checkpoint was saved" if attempt.checkpoint else "no checkpoint was saved"
+    return f"checkpoints() saved {'nothing new' if attempt.checkpoint else 'nothing'}"
 
 
 def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
@@ -65,7 +65,7 @@ def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
     for at, attempt in enumerate(record.attempts):
         known = before[at] if at < len(before) else None
         if known is None and (at or attempt.checkpoint):
-            goes_on = f"continues {continued(record, attempt.step)}" if attempt.checkpoint else "starts over"
+            goes_on = f"continues {continued(record, attempt.step)}" if attempt.checkpoint else "runs the cell again"
             told.append(f"attempt {attempt.number} {goes_on} on {_ranks(record, at)}")
         if attempt.ended and (known is None or not known.ended):
             took = duration(attempt.ended - attempt.started)
@@ -102,7 +102,8 @@ def _went_on(record: RunRecord, attempt: Attempt, before: Attempt | None) -> str
     if attempt.checkpoint:
         running = record.outcome is None and not attempt.ended
         return f"continues {where}" if running else f"was to continue {where}"
-    return "started over" if before is not None else ""
+    # The cell may load a checkpoint that it has saved itself, so it need not train from the beginning.
+    return "ran the cell again" if before is not None else ""
 
 
 def _reason(record: RunRecord, attempt: Attempt) -> str:
