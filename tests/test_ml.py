@@ -14,7 +14,9 @@ import pytest
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.functions import array_to_vector
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from pyspark.sql import functions
 from rings import shared
 from waiting import until
 
@@ -193,6 +195,7 @@ REFUSED = [
     ({"feature_cols": ["text"]}, DataError, "feature_cols: column `text` is string.*needs numbers, arrays"),
     ({"feature_cols": ["gaps", "lists"]}, DataError, "column `gaps` has 100 nulls or empty arrays .*dropna"),
     ({"feature_cols": ["lists"]}, DataError, "column `lists` has 100 nulls or empty arrays"),
+    ({"feature_cols": ["vector"]}, DataError, "column `vector` has 100 nulls or empty arrays"),
     ({"batch_size": 500}, DataError, "for training: 400. With 2 ranks, each rank gets 200 of them, which do not fill"),
     ({"validation": "none"}, DataError, "validation='none' leaves 0 rows for validation"),
     ({"input_shapes": [[-1, 3]]}, DataError, r"a row of `x` has the shape \[2\], which cannot become \[3\]"),
@@ -205,6 +208,7 @@ def test_what_is_refused_before_the_launch(frame):
     rows = frame.selectExpr(
         "*", "array(a, b) AS x", "'t' AS text", "false AS none", f"{some} AS gaps", f"array(a, {some}) AS lists"
     )
+    rows = rows.withColumn("vector", functions.when(rows.gaps.isNotNull(), array_to_vector("x")))
     for params, error, message in REFUSED:
         estimator = torch_estimator(**{name: value for name, value in params.items() if name != "rows"})
         with pytest.raises(error, match=message):

@@ -78,7 +78,7 @@ class Unpickled:
 
 def scorer(model, *, on_error="raise", batch_size=4, fill=None):
     kind = pa.float64()
-    layout = Layout("the DataFrame", {"x": ("x",)}, Making(fill or {}, {}), None, None)
+    layout = Layout("the DataFrame", {"x": "x"}, Making(fill or {}, {}), None, None)
     outputs = [Output("prediction", kind, str(kind))]
     inputs = Described(layout)
     return Scorer(Live(model), inputs, outputs, by_name=False, batch_size=batch_size, on_error=on_error)
@@ -272,7 +272,7 @@ def test_rows_of_files(tmp_path):
     found = read(*order)
     assert found.column(0).to_pylist() == [row + 1000 * (file == 6) for file, row in order]
     assert found.column(1)[5].as_py() is None
-    assert np.isnan(found.column(1)[0].as_py()[1])
+    assert found.column(1)[0].as_py() == [3.0, None]  # in arrays, such nulls become NaN
     assert read(*((5, row) for row in range(90, 210))).column(0).to_pylist() == list(range(90, 210))
     for wanted, message in (((7, 0), "none cannot be read"), ((8, 0), "did not have"), ((6, 10), "fewer rows")):
         with pytest.raises(DataError, match=message):
@@ -288,7 +288,7 @@ class Broadcast:
 
 def task(key, model, batches, *, idle_s=0.1, spread_over=()):
     """Score pandas batches of one column of numbers, as a Spark task does."""
-    inputs = Described(Layout("the DataFrame", {"x": ("x",)}, Making({}, {}), None, None))
+    inputs = Described(Layout("the DataFrame", {"x": "x"}, Making({}, {}), None, None))
     outputs = [Output("prediction", pa.float64(), "double")]
     settings = {"model": Live(model), "inputs": inputs, "outputs": outputs}
     packed = pack_call(Scorer, {**settings, "by_name": False, "batch_size": 100, "on_error": "raise"}, None)

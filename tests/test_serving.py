@@ -248,7 +248,7 @@ def test_rows_of_one_request_have_one_version(tmp_path):
             scorer.use(model, 9)
         return batch
 
-    layout = Layout("the DataFrame", {"x": ("x",)}, Making({}, {}), None, transform)
+    layout = Layout("the DataFrame", {"x": "x"}, Making({}, {}), None, transform)
     source = Saved(store, store.find(), make_model, None)
     scorer = Scorer(source, Described(layout), outputs, by_name=False, batch_size=2, on_error="null", version="version")
     rows = pa.table({"x": [[1.0], [2.0], [3.0], [4.0]]})

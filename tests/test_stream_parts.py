@@ -387,6 +387,22 @@ def test_the_rows_that_wait_in_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert folder.backlog_rows() == 0
 
 
+def test_a_file_without_its_footer_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is used when it is complete. Until then, the other files are used, and --available-now ends without it."""
+    whole = pa.BufferOutputStream()
+    pq.write_table(pa.table({"x": range(3)}), whole)
+    content = whole.getvalue().to_pybytes()
+    files = {"cut": content[:-9], "empty": b"", "whole": content}
+    for name, held in files.items():
+        (tmp_path / f"{name}.parquet").write_bytes(held)
+    folder = watch(tmp_path / "*.parquet", every_s=0.01, timeout_s=0.1)
+    assert [Path(path).stem for path in folder.files(available_now=True)] == ["whole"]
+    assert folder.backlog_rows() == 0
+    assert capsys.readouterr().err.count("has no Parquet footer") == 2
+    (tmp_path / "cut.parquet").write_bytes(content)
+    assert [Path(path).stem for path in folder] == ["cut"]
+
+
 class _Model:
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -62,7 +62,7 @@ class Data(NamedTuple):
         try:
             return arrow_schema(self.frame.schema, self.frame.sparkSession)
         except Exception as error:  # pyspark has several classes for this error
-            raise LaunchError(f"Arrow cannot represent a column of `{self.name}`: {cast_it(error)}") from error
+            raise LaunchError(f"`{self.name}`: {not_in_arrow(self.frame.schema, error)}") from error
 
     def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
         """Return a DataFrame. To compute it, Spark runs `task` on each of `size` partitions in a barrier stage."""
@@ -100,9 +100,20 @@ def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
     return bytes(described.with_metadata({SPARK_SCHEMA: told}).serialize())
 
 
-def cast_it(error: Exception) -> str:
-    """Return the end of a message, which says why Arrow cannot represent a column, and what the user can do."""
-    return f"{line_with(str(error))} Cast it, or select the other columns."
+def not_in_arrow(schema: StructType, error: Exception) -> str:
+    """Return the message about a column that Arrow cannot represent. `error` is pyspark's error."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    for field in schema.fields:
+        try:
+            to_arrow_type(field.dataType)
+        except Exception:  # pyspark has several classes for this error
+            kind = field.dataType.simpleString()
+            return (
+                f"column `{field.name}` is {kind}, which Arrow cannot represent: cast it to another type, or select "
+                "the other columns."
+            )
+    return f"Arrow cannot represent a column: {line_with(str(error))}"
 
 
 def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data:

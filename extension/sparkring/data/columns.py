@@ -107,9 +107,13 @@ def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, 
 def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if not array.null_count or name not in fill:
+    if name not in fill:
         return array
     value, kind = fill[name], array.type
+    if _is_list(kind) and np.ndim(value) == 0:
+        return _filled_items(array, name, fill)
+    if not array.null_count:
+        return array
     try:
         # With a type, pa.scalar() would cut off fractions, and refuse NumPy's times.
         cast = isinstance(value, float | np.generic)
@@ -125,6 +129,18 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
         raise DataError(
             f"fill={{'{name}': {value!r}}}: column `{name}` is {kind}, which cannot hold this value."
         ) from None
+
+
+def _filled_items(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
+    """Replace nulls in the lists of a column. A single value cannot replace a whole list."""
+    values = array.flatten()
+    if array.null_count or (filled := _filled(values, name, fill)) is values:
+        return array
+    if pa.types.is_fixed_size_list(array.type):
+        return pa.FixedSizeListArray.from_arrays(filled, array.type.list_size).cast(array.type)
+    offsets = np.concatenate([[0], np.cumsum(np.asarray(pc.list_value_length(array)))])
+    made = pa.LargeListArray if pa.types.is_large_list(array.type) else pa.ListArray
+    return made.from_arrays(offsets.astype(np.int64 if made is pa.LargeListArray else np.int32), filled)
 
 
 def has_nulls(
@@ -216,9 +232,10 @@ def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
 
 
 def _rows(values: pa.Array, rows: int, length: int, name: str, exact: bool) -> Array:
-    if values.null_count:
+    if values.null_count and (changes_with_nulls(values.type) or not holds_nulls(values.type)):
         raise DataError(
-            f"column `{name}` has lists that contain nulls ({values.null_count:,} values): fill them first."
+            f"column `{name}` has lists that contain nulls ({values.null_count:,} values), which an array cannot hold: "
+            f"replace them with fill={{'{name}': 0}}."
         )
     found = _array(values, name, exact=exact)
     return found.reshape(rows, length, *found.shape[1:])

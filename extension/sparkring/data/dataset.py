@@ -133,10 +133,13 @@ class Dataset:
         return [group for file in self.files for group in file.row_groups]
 
 
-def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Where = None) -> Dataset:
+def open_dataset(
+    source: Source, columns: Sequence[str] | None = None, where: Where = None, *, name: str = ""
+) -> Dataset:
     """Read the footers of a Parquet file, a folder (with or without Hive partitions), a glob, or a list of these.
 
-    If there is a filter, the rows that pass it are counted, if necessary by reading the filter's columns.
+    If there is a filter, the rows that pass it are counted, if necessary by reading the filter's columns. `name` is the
+    name of the data set in messages; by default, it is made from the paths.
     Raise DataError if there is no file or no row, if a file is damaged or not Parquet, if the columns of the files
     differ, or if a column does not exist.
     """
@@ -144,7 +147,9 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     if not sources:
         raise DataError("the list of paths is empty.")
     places = [locate(each) for each in sources]
-    name = ", ".join(os.fspath(each) for each in sources[:3]) + (f", … ({len(sources)})" if len(sources) > 3 else "")
+    if not name:
+        more = f", … ({len(sources)})" if len(sources) > 3 else ""
+        name = ", ".join(os.fspath(each) for each in sources[:3]) + more
     fs = places[0].fs
     if any(place.fs != fs for place in places):
         raise DataError(f"{name}: these paths are on different file systems; use one file system per data set.")

@@ -10,15 +10,16 @@ rows.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from sparkring.capture.picklability import type_name
-from sparkring.cluster.partitions import arrow_schema, cast_it
+from sparkring.cluster.partitions import arrow_schema, not_in_arrow
 from sparkring.data.where import nearest
 from sparkring.errors import DataError
 
@@ -64,7 +65,27 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
             f"the SparkSession of {called} has been stopped: make a new one with SparkSession.builder.getOrCreate(), "
             "and use it to make the DataFrame again."
         )
+    try:
+        frame.schema  # noqa: B018
+    except Exception as error:  # pyspark has several classes for this error
+        raise _not_in_python(frame, error, called) from error
     return session
+
+
+def _not_in_python(frame: DataFrame, error: Exception, called: str) -> DataError:
+    """Return the error for a column whose type pyspark does not know, such as that of make_interval()."""
+    from pyspark.sql.types import _parse_datatype_json_string
+
+    for field in frame._jdf.schema().fields():
+        kind = field.dataType()
+        try:
+            _parse_datatype_json_string(kind.json())
+        except Exception:  # pyspark has several classes for this error
+            return DataError(
+                f"column `{field.name()}` of {called} is {kind.simpleString()}, which pyspark cannot represent: cast "
+                f"it to another type, or leave it out with df.drop({field.name()!r})."
+            )
+    return DataError(f"pyspark cannot represent a column of {called}: {error}")
 
 
 def check_names(frame: DataFrame, names: Iterable[str], option: str = "") -> None:
@@ -86,7 +107,7 @@ def for_arrays(frame: DataFrame) -> DataFrame:
     """Return the same rows in types that every Parquet reader knows.
 
     MLlib's vectors become arrays. Timestamps, which Spark would write in UTC, become the session's local times without
-    a time zone, as in toPandas().
+    a time zone, as in toPandas(). Columns without a type, which have only nulls, become strings.
     """
     changed = {field.name: column for field in frame.schema.fields if (column := for_array(field)) is not None}
     if not changed:
@@ -106,22 +127,22 @@ def for_array(field: StructField) -> Column | None:
     if type(field.dataType).__name__ == "VectorUDT":
         from pyspark.ml.functions import vector_to_array
 
-        return vector_to_array(column)
-    return column.cast(_without_zone(field.dataType)) if _has_times(field.dataType) else None
+        return functions.when(column.isNotNull(), vector_to_array(column))  # vector_to_array() rejects nulls
+    return column.cast(_stored(field.dataType)) if _changes(field.dataType) else None
 
 
 def numbered(frame: DataFrame) -> DataFrame:
     """Return the same rows in columns called c0, c1, …, because some column names are not possible in a Parquet file.
 
-    Timestamps change as in for_arrays(). The other types stay as they are, so the schema of the result is needed to
-    read the values.
+    Timestamps and columns without a type change as in for_arrays(). The other types stay as they are, so the schema of
+    the result is needed to read the values.
     """
     from pyspark.sql import functions
 
     columns = [f"c{number}" for number in range(len(frame.columns))]
     return frame.toDF(*columns).select([
-        functions.col(name).cast(_without_zone(field.dataType)).alias(name)
-        if _has_times(field.dataType)
+        functions.col(name).cast(_stored(field.dataType)).alias(name)
+        if _changes(field.dataType)
         else functions.col(name)
         for name, field in zip(columns, frame.schema.fields, strict=True)
     ])  # fmt: skip
@@ -132,7 +153,7 @@ def serialized_schema(schema: StructType, session: SparkSession) -> bytes:
     try:
         return arrow_schema(schema, session)
     except Exception as error:  # pyspark has several classes for this error
-        raise DataError(f"Arrow cannot represent a column of the DataFrame: {cast_it(error)}") from error
+        raise DataError(not_in_arrow(schema, error)) from error
 
 
 def nested_types(frame: DataFrame) -> dict[str, DataType]:
@@ -141,31 +162,90 @@ def nested_types(frame: DataFrame) -> dict[str, DataType]:
 
 
 def _is_nested(kind: DataType) -> bool:
+    from pyspark.sql.types import MapType, StructType
+
+    return _any_part(kind, lambda part: isinstance(part, MapType | StructType))
+
+
+def proleptic(frame: DataFrame) -> DataFrame:
+    """Return the DataFrame in a copy of its session, in which Spark writes dates before 1582-10-15 as they are.
+
+    By default, Spark before 4.0 refuses to write them. With the setting LEGACY, they would be other dates in Parquet.
+    """
+    from pyspark.sql import DataFrame
+
+    if not any(_has_dates(field.dataType) for field in frame.schema.fields):
+        return frame
+    session = frame.sparkSession
+    copied: Any = session._jsparkSession.cloneSession()
+    copied.conf().set("spark.sql.parquet.datetimeRebaseModeInWrite", "CORRECTED")
+    made = copy.copy(session)  # the constructor would let RDD.toDF() use the new session
+    made._jsparkSession = copied
+    vars(made).pop("_conf", None)
+    dataset: Any = session._jvm
+    for part in str(frame._jdf.getClass().getName()).split("."):  # the package of Dataset depends on Spark's version
+        dataset = getattr(dataset, part)
+    return DataFrame(dataset.ofRows(copied, frame._jdf.queryExecution().analyzed()), made)
+
+
+def _has_dates(kind: DataType) -> bool:
+    from pyspark.sql.types import DateType
+
+    return _any_part(kind, lambda part: isinstance(part, DateType))
+
+
+def _any_part(kind: DataType, holds: Callable[[DataType], bool]) -> bool:
+    """Return whether `holds` is true of a type, or of a type inside it."""
     from pyspark.sql.types import ArrayType, MapType, StructType, UserDefinedType
 
+    parts: list[DataType] = []
     if isinstance(kind, ArrayType):
-        return _is_nested(kind.elementType)
-    if isinstance(kind, UserDefinedType):
-        return _is_nested(kind.sqlType())
-    return isinstance(kind, MapType | StructType)
+        parts = [kind.elementType]
+    elif isinstance(kind, MapType):
+        parts = [kind.keyType, kind.valueType]
+    elif isinstance(kind, StructType):
+        parts = [field.dataType for field in kind.fields]
+    elif isinstance(kind, UserDefinedType):
+        parts = [kind.sqlType()]
+    return holds(kind) or any(_any_part(part, holds) for part in parts)
 
 
 def _has_times(kind: DataType) -> bool:
-    return bool(_without_zone(kind) != kind)
+    from pyspark.sql.types import TimestampType
+
+    return _any_part(kind, lambda part: isinstance(part, TimestampType))
 
 
-def _without_zone(kind: DataType) -> DataType:
-    """Return the type without time zones in its timestamps, including timestamps in arrays, maps and rows."""
-    from pyspark.sql.types import ArrayType, MapType, StructField, StructType, TimestampNTZType, TimestampType
+def _changes(kind: DataType) -> bool:
+    return bool(_stored(kind) != kind)
+
+
+def _stored(kind: DataType) -> DataType:
+    """Return the type in which values are stored: timestamps without a time zone, and strings for `void`.
+
+    This includes the parts of arrays, maps and rows.
+    """
+    from pyspark.sql.types import (
+        ArrayType,
+        MapType,
+        NullType,
+        StringType,
+        StructField,
+        StructType,
+        TimestampNTZType,
+        TimestampType,
+    )  # fmt: skip
 
     if isinstance(kind, ArrayType):
-        return ArrayType(_without_zone(kind.elementType), kind.containsNull)
+        return ArrayType(_stored(kind.elementType), kind.containsNull)
     if isinstance(kind, MapType):
-        return MapType(_without_zone(kind.keyType), _without_zone(kind.valueType), kind.valueContainsNull)
+        return MapType(_stored(kind.keyType), _stored(kind.valueType), kind.valueContainsNull)
     if isinstance(kind, StructType):
         return StructType([
-            StructField(part.name, _without_zone(part.dataType), part.nullable, part.metadata) for part in kind.fields
+            StructField(part.name, _stored(part.dataType), part.nullable, part.metadata) for part in kind.fields
         ])  # fmt: skip
+    if isinstance(kind, NullType):
+        return StringType()
     return TimestampNTZType() if isinstance(kind, TimestampType) else kind
 
 

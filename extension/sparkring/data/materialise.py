@@ -28,7 +28,7 @@ import platformdirs
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.jobs import interruptibly
 from sparkring.data.folders import entries, has_ended, read_json, storage_errors, this_process, write_json
-from sparkring.data.frames import for_arrays, session_of, version_of
+from sparkring.data.frames import for_arrays, proleptic, session_of, version_of
 from sparkring.errors import DataError, OptionsError
 from sparkring.history.describe import ago, size
 from sparkring.runtime.interrupts import interrupted
@@ -246,7 +246,7 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
         def write() -> dict[str, Any]:
             # Without "append", Spark would refuse to write to this folder, because the folder exists already. Spark
             # ignores files whose names begin with _, such as _owner.json.
-            written = form.written(frame)
+            written = form.written(proleptic(frame))
             writer = written.write.mode("append").option("parquet.block.size", form.row_group_bytes)
             writer.parquet(copy.for_spark())
             return form.note(written, copy)

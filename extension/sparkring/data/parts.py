@@ -16,16 +16,17 @@ import os
 import posixpath
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.session import pandas_unused
 from sparkring.data.frames import numbered, serialized_schema, session_of, version_of
 from sparkring.data.materialise import BESIDE, Copy, Form, in_form
-from sparkring.data.spark_frames import Values
+from sparkring.data.spark_frames import Values, representable
 from sparkring.errors import DataError
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.packages import require
@@ -34,7 +35,7 @@ from sparkring.runtime.storage import Location
 if TYPE_CHECKING:
     import pandas
     from pyspark.sql import Column, DataFrame, GroupedData
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 _GROUPS = "_groups"
 _ROW, _FILE, _FIRST, _LAST, _ROWS = "row", "file", "first", "last", "rows"
@@ -159,8 +160,7 @@ def _groups(grouped: GroupedData) -> list[tuple[Any, Part]]:
         row_group_bytes=_GROUP_BYTES,
     )
     copy = in_form(frame, form, say=tell)
-    names = tuple(frame.columns[number] for number in numbers)
-    parts = _indexed(copy, Stored(copy.location, schema), keys, names)
+    parts = _indexed(copy, Stored(copy.location, schema), keys, [frame.schema.fields[number] for number in numbers])
     return [(key[0] if len(key) == 1 else key, part) for key, part in parts.items()]
 
 
@@ -198,7 +198,10 @@ def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
 
     attributes = frame._jdf.queryExecution().analyzed().output()
     ids = [int(attributes.apply(index).exprId().id()) for index in range(attributes.size())]
-    aggregate = grouped.count()._jdf.queryExecution().analyzed()
+    try:
+        aggregate = grouped.count()._jdf.queryExecution().analyzed()
+    except Exception as error:  # pyspark and py4j have several classes for this error
+        raise DataError(f"groupBy(): {root_cause(str(error)).partition(';')[0]}") from error
     by = aggregate.groupingExpressions()
     if not by.size():
         raise DataError("groupBy() without columns makes one group of all rows: name columns, as in groupBy('store').")
@@ -258,12 +261,17 @@ def _write_index(written: DataFrame, copy: Location, keys: Sequence[str]) -> dic
 # ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _indexed(copy: Copy, stored: Stored, keys: Sequence[str], names: tuple[str, ...]) -> dict[tuple[Any, ...], Part]:
+def _indexed(
+    copy: Copy, stored: Stored, keys: Sequence[str], fields: Sequence[StructField]
+) -> dict[tuple[Any, ...], Part]:
     """Read the index, and return the Part of each key."""
     (name,) = copy.facts[BESIDE]
     with copy.location.fs.open((copy.location / name).path, "rb") as opened:
         index = pq.read_table(opened)
-    values = [_keys(index.column(key)) for key in keys]
+    values, names = [], tuple(field.name for field in fields)
+    for stored_name, field in zip(keys, fields, strict=True):
+        with representable(field.name):
+            values.append(_keys(index.column(stored_name), field.dataType))
     begins: dict[str, int] = {}  # for each file, the number of its first row in the partition
     where = [posixpath.basename(path) for path in index.column(_FILE).to_pylist()]
     firsts, lasts, counts = (index.column(name).to_pylist() for name in (_FIRST, _LAST, _ROWS))
@@ -277,13 +285,19 @@ def _indexed(copy: Copy, stored: Stored, keys: Sequence[str], names: tuple[str, 
     return {key: Part(stored, found, (copy.version, "group", names, key)) for key, found in pieces.items()}
 
 
-def _keys(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column of keys as Python objects, with times as pandas.Timestamp."""
-    if pa.types.is_timestamp(column.type):
+def _keys(column: pa.ChunkedArray, kind: DataType) -> list[Any]:
+    """Return the values of a column of keys as Python objects: times as pandas.Timestamp, intervals as Timedelta."""
+    from pyspark.sql.types import DayTimeIntervalType
+
+    make: Callable[[Any], Any] | None = None
+    is_interval = isinstance(kind, DayTimeIntervalType)  # stored as a number of microseconds
+    if is_interval or pa.types.is_timestamp(column.type):
         pandas = require("pandas", "a group whose key is a time", DataError)
-        return [None if value is None else pandas.Timestamp(value) for value in column.to_pylist()]
+        make = pandas.Timedelta if is_interval else pandas.Timestamp
+    if is_interval:
+        column = column.cast(pa.duration("us"))
     values: list[Any] = column.to_pylist()
-    return values
+    return values if make is None else [None if value is None else make(value) for value in values]
 
 
 def _read(stored: Stored, pieces: Sequence[Piece]) -> Any:
@@ -294,11 +308,16 @@ def _read(stored: Stored, pieces: Sequence[Piece]) -> Any:
     tables = [_rows(stored.folder / piece.file, piece, names) for piece in pieces]
     table = pa.concat_tables(tables) if tables else plain.empty_table()
     columns = [
-        column.cast(field.type) if pa.types.is_duration(field.type) else column
+        column.cast(field.type) if _has_intervals(field.type) else column
         for column, field in zip(table.columns, plain, strict=True)
     ]
     with pandas_unused():
         return Values(described).to_pandas(pa.table(columns, names) if columns else table)
+
+
+def _has_intervals(kind: pa.DataType) -> bool:
+    """Return whether a type has day-time intervals, which Spark stores as numbers of microseconds."""
+    return bool(pa.types.is_duration(kind)) or any(_has_intervals(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _rows(file: Location, piece: Piece, names: Sequence[str]) -> pa.Table:

@@ -591,9 +591,11 @@ def _open(
         from sparkring.data.frames import name_of, nested_types
         from sparkring.data.materialise import materialise
 
-        found = open_dataset(materialise(source, cache=cache, say=tell).location.written, names, where)
-        kinds = {name: kind for name, kind in nested_types(source).items() if name in found.columns}
-        return replace(found, name=name_of(found.columns), spark=kinds)
+        frame: DataFrame = source
+        copy = materialise(frame, cache=cache, say=tell)
+        found = open_dataset(copy.location.written, names, where, name=name_of(names or frame.columns))
+        kinds = {name: kind for name, kind in nested_types(frame).items() if name in found.columns}
+        return replace(found, spark=kinds)
     for each in [source] if isinstance(source, str | bytes) or not isinstance(source, Sequence) else source:
         if not isinstance(each, str | os.PathLike):
             from sparkring.capture.picklability import type_name

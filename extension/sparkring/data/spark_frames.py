@@ -5,10 +5,13 @@ The metadata of the Arrow schema contains Spark's own schema, which says which t
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkring.data.spark_values import collected, converter, series_of
+from sparkring.errors import DataError
 from sparkring.runtime.packages import require
 from sparkring.wire.ticket import SPARK_SCHEMA
 
@@ -29,20 +32,20 @@ class Values:
         from pyspark.sql import Row
 
         make = Row(*batch.schema.names)
-        columns = [
-            collected(column, field.dataType, zoned=False)
-            for column, field in zip(_without_zones(batch), self._fields, strict=True)
-        ]
+        columns = []
+        for column, field in zip(_without_zones(batch), self._fields, strict=True):
+            with representable(field.name):
+                columns.append(collected(column, field.dataType, zoned=False))
         return [make(*values) for values in zip(*columns, strict=True)]
 
     def to_pandas(self, found: Any) -> Any:
         """Return a batch or table as the pandas.DataFrame that toPandas() returns with the session's settings."""
         pandas = require("pandas", "an item that is a pandas DataFrame")
         # The series are copied, because pandas could not write to Arrow's memory.
-        columns = [
-            self._series(column, field).copy()
-            for column, field in zip(_without_zones(found), self._fields, strict=True)
-        ]
+        columns = []
+        for column, field in zip(_without_zones(found), self._fields, strict=True):
+            with representable(field.name):
+                columns.append(self._series(column, field).copy())
         if not columns:
             return pandas.DataFrame(index=range(found.num_rows))
         frame = pandas.concat(columns, axis="columns")
@@ -59,6 +62,21 @@ class Values:
 
             return series.astype(_to_corrected_pandas_type(field.dataType))  # in microseconds from pandas 3 on
         return convert(series)
+
+
+@contextlib.contextmanager
+def representable(name: str) -> Iterator[None]:
+    """Raise DataError if Python or pandas cannot represent a date or time of a column, for example in the year 10000.
+
+    toPandas() raises an error for such values, too.
+    """
+    try:
+        yield
+    except (OverflowError, ValueError) as error:  # pandas' OutOfBoundsDatetime is a ValueError
+        raise DataError(
+            f"column `{name}` has values that pandas cannot represent: {str(error).rstrip('.')}. Leave these rows out, "
+            "or cast the column to a string."
+        ) from error
 
 
 def _is_plain(kind: DataType) -> bool:

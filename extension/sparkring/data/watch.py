@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sparkring.errors import OptionsError
+from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import Location, locate
 
 # At most so many files' rows are counted between two batches: each file may take a while on remote storage.
 FOOTERS = 10
+_MAGIC = (b"PAR1", b"PARE")  # the end of each Parquet file; the second one if the footer is encrypted
 FORGET_AFTER_S = 600.0  # a file that has been yielded is forgotten when it has been missing for this long
 
 
@@ -30,6 +32,7 @@ class Watch:
         self._stopped = threading.Event()
         self._given: set[str] = set()
         self._sizes: dict[str, int] = {}  # the last known sizes of the files that have not been yielded
+        self._incomplete: set[str] = set()  # Parquet files whose size does not change, but that have no footer
         self._rows: dict[str, int] = {}
         self._missing: dict[str, float] = {}  # files that have been yielded, and since when they have been missing
 
@@ -44,15 +47,18 @@ class Watch:
         self._stopped.clear()
         waited_since = time.monotonic()
         while True:
-            ready = self._ready()
-            for name in ready:
+            found_one = False
+            for name in self._ready():
+                if not self._is_complete(name):
+                    continue
+                found_one = True
                 self._given.add(name)
                 self._rows.pop(name, None)
                 yield (self._folder / name).written
                 waited_since = time.monotonic()
-            if available_now and not self._sizes.keys() - self._given:
+            if available_now and not self._sizes.keys() - self._given - self._incomplete:
                 return
-            if not ready and self._timeout_s is not None and time.monotonic() - waited_since > self._timeout_s:
+            if not found_one and self._timeout_s is not None and time.monotonic() - waited_since > self._timeout_s:
                 return
             if self._stopped.wait(self._every_s):
                 return
@@ -70,7 +76,7 @@ class Watch:
     def backlog_rows(self) -> int | None:
         import pyarrow.parquet as pq
 
-        waiting = self._found().keys() - self._given
+        waiting = self._found().keys() - self._given - self._incomplete
         for name in sorted(waiting - self._rows.keys())[:FOOTERS]:
             file = self._folder / name
             try:
@@ -103,8 +109,27 @@ class Watch:
         self._forget(found)
         new = {name: each for name, each in found.items() if name not in self._given}
         ready = [name for name, (_, size) in new.items() if self._sizes.get(name) == size]
+        self._incomplete.intersection_update(ready)  # the size of the others has changed
         self._sizes = {name: size for name, (_, size) in new.items()}
         return sorted(ready, key=lambda name: (new[name][0], name))
+
+    def _is_complete(self, name: str) -> bool:
+        """Return whether a file has all its bytes, as far as this can be seen: a Parquet file ends with its footer."""
+        file = self._folder / name
+        if name.endswith(".parquet"):
+            try:
+                complete = file.fs.tail(file.path, len(_MAGIC[0])) in _MAGIC
+            except FileNotFoundError:
+                return False
+            except Exception:  # each kind of storage has its own errors; reading the file will tell the problem
+                complete = True
+            if not complete:
+                if name not in self._incomplete:
+                    tell(f"{file.written} has no Parquet footer: the stream uses this file when it is complete")
+                self._incomplete.add(name)
+                return False
+        self._incomplete.discard(name)
+        return True
 
     def _forget(self, found: Iterable[str]) -> None:
         """Forget files that have been missing for a while. A listing may be stale, so one listing is not enough."""
@@ -125,8 +150,8 @@ def watch(pattern: str | os.PathLike[str], *, every_s: float = 0.5, timeout_s: f
         loss = train(batch["x"], batch["y"])
 
     `pattern` is a path (dbfs:, any URL that fsspec supports) whose last part may have `*`, `?` and `[…]`. The folder is
-    looked at every `every_s` seconds. A file is used when its size has not changed between two looks. The oldest file
-    is used first. Files whose names begin with `_` or `.` are left out. The stream ends when no file has arrived for
+    looked at every `every_s` seconds. A file is used when its size has not changed between two looks, and a file called
+    *.parquet only when it has its footer. The oldest file is used first. Files whose names begin with `_` or `.` are left out. The stream ends when no file has arrived for
     `timeout_s` seconds; None means never.
 
     Raises OptionsError if the pattern or a time is invalid.

@@ -1,4 +1,4 @@
-"""Reads row filters that are written as text: `speed > 3 and city in ('Ulm', 'Bonn')`."""
+"""Reads row filters that are written as text: `speed > 3 and city in ('Ulm', 'Bonn')`, or the same in SQL."""
 
 from __future__ import annotations
 
@@ -32,13 +32,24 @@ _COMPARED: dict[type[ast.cmpop], Any] = {
 _MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]]
 _MIRRORED = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}  # 3 < x is x > 3
 
+_TOKENS = re.compile(
+    r"""(?P<quoted>`(?:[^`]|``)+`) | (?P<text>'(?:[^'\\]|\\.|\'\')*' | "(?:[^"\\]|\\.)*") | (?P<space>\s+)
+    | (?P<word>[^\W\d]\w*) | (?P<other>\d[\w.]*(?:(?<=[eE])[+-]\d+)? | <> | [<>=!]= | .)""",
+    re.VERBOSE | re.DOTALL,
+)
+_OPERATORS = {"=": "==", "<>": "!="}
+_KEYWORDS = {"and", "or", "not", "in", "is"}
+_FORM = "[('store', '=', 1), ('city', 'in', ['Ulm', 'Bonn'])]"
+
 
 def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None, str]:
     """Return the filter `where` as an Arrow expression and as text, or (None, '') if there is no filter.
 
-    A filter can be a string of comparisons of columns with values, joined by `and`, `or` and `not`. Dates are written
-    as strings: `day >= '2026-01-31'`. A filter can also be a list in the form of pyarrow's `filters`, or an Arrow
-    expression. Raise DataError if the filter cannot be read; its message names the part that is wrong.
+    A filter can be a string of comparisons of columns with values, joined by `and`, `or` and `not`, as in Python or in
+    SQL (AND, `=`, `<>`, IS NULL, BETWEEN). Names of columns may be in backticks. Dates are written as strings, as in
+    `day >= '2026-01-31'`. With SQL's operators, no row with a null passes NOT IN, as in Spark; `not in` includes nulls.
+    A filter can also be a list in the form of pyarrow's `filters`, or an Arrow expression. Raise DataError if the
+    filter cannot be read; its message names the part that is wrong.
     """
     if where is None or (isinstance(where, str) and not where.strip()):
         return None, ""
@@ -70,19 +81,80 @@ class _Reader:
     """Converts the text of a filter to an Arrow expression. Python's own parser reads the text."""
 
     def __init__(self, text: str, schema: pa.Schema) -> None:
-        self._text = " ".join(text.split())
+        self._text = text.strip()
         self._schema = schema
+        self._is_sql = False  # whether the filter has operators that only SQL has, or in upper case
+        self._quoted: list[str] = []  # the names in backticks, in Python's text called _column_0_, _column_1_, …
 
     def expression(self) -> pc.Expression:
         try:
-            tree = ast.parse(self._text, mode="eval")
+            tree = ast.parse(self._python(), mode="eval")
         except (SyntaxError, ValueError) as error:
-            hint = " For equality, write ==." if re.search(r"(?<![=!<>])=(?!=)", self._text) else ""
-            raise self._refused(f"{getattr(error, 'msg', error)}.{hint}") from None
+            reason = self._written(str(getattr(error, "msg", error)))
+            raise self._refused(
+                f"{reason}. Write it as in SQL or Python, or as a list of conditions: where={_FORM}."
+            ) from None
         return self._condition(tree.body)
 
     def _refused(self, why: str) -> DataError:
         return DataError(f"the filter `{self._text}` cannot be read: {why}")
+
+    # ── From SQL to Python ────────────────────────────────────────────────────
+
+    def _python(self) -> str:
+        """Return the filter with Python's operators and names."""
+        found: list[str] = []
+        for match in _TOKENS.finditer(self._text):
+            token, kind = match[0], match.lastgroup
+            if kind == "quoted":
+                self._quoted.append(token[1:-1].replace("``", "`"))
+                token = f"_column_{len(self._quoted) - 1}_"
+            elif kind == "text":
+                if found and found[-1].lower() in ("date", "timestamp", "timestamp_ntz"):
+                    found.pop()  # DATE '2026-01-31'
+                token = f"'{token[1:-1].replace(chr(39) * 2, chr(92) + chr(39))}'" if token[0] == "'" else token
+            elif kind == "word" and token not in self._schema.names and token.lower() in _KEYWORDS:
+                self._is_sql = self._is_sql or not token.islower()
+                token = token.lower()
+            self._is_sql = self._is_sql or token in _OPERATORS
+            if kind != "space":
+                found.append(_OPERATORS.get(token, token))
+        for at, token in enumerate(found):
+            if token.lower() == "between" and token not in self._schema.names:
+                self._is_sql = True
+                self._replace_between(found, at)
+        return " ".join(found).replace(" . ", ".")
+
+    def _replace_between(self, tokens: list[str], at: int) -> None:
+        """Replace the tokens of `x BETWEEN 1 AND 5` by those of `(1 <= x <= 5)`, in place. Their number stays equal."""
+        negated = tokens[at - 1 : at] == ["not"]
+        begin = at - 1 - negated
+        numbers = [1 + (tokens[at + 1 : at + 2] == ["-"])]
+        middle = at + 1 + numbers[0]
+        numbers.append(1 + (tokens[middle + 1 : middle + 2] == ["-"]))
+        end = middle + 1 + numbers[1]
+        if begin < 0 or tokens[middle : middle + 1] != ["and"] or end > len(tokens):
+            raise self._refused("BETWEEN is for a column and two values, as in `speed BETWEEN 3 AND 5`.")
+        low, high = " ".join(tokens[at + 1 : middle]), " ".join(tokens[middle + 1 : end])
+        condition = f"{'not ' * negated}({low} <= {tokens[begin]} <= {high})"
+        tokens[begin:end] = [condition, *[""] * (end - begin - 1)]
+
+    def _written(self, text: str) -> str:
+        """Return a part of Python's text with the names as the user has written them."""
+        return re.sub(r"_column_(\d+)_", lambda found: self._quoted[int(found[1])], text)
+
+    def _unparsed(self, node: ast.expr) -> str:
+        return self._written(ast.unparse(node))
+
+    def _name(self, node: ast.expr) -> str | None:
+        """Return the name of the column that a node stands for, or None. A name may have dots."""
+        if isinstance(node, ast.Name):
+            return self._written(node.id)
+        if isinstance(node, ast.Attribute):
+            return self._unparsed(node)
+        return None
+
+    # ── From Python to Arrow ──────────────────────────────────────────────────
 
     def _constant(self, node: ast.expr) -> ast.expr:
         """Return the constant that the name true, false, null or none stands for; return any other node unchanged."""
@@ -96,54 +168,74 @@ class _Reader:
             case ast.BoolOp(op=op, values=values):
                 join = operator.and_ if isinstance(op, ast.And) else operator.or_
                 return functools.reduce(join, map(self._condition, values))
+            case ast.UnaryOp(op=ast.Not(), operand=ast.Compare(left=left, ops=[ast.In()], comparators=[right])):
+                return self._compared(left, ast.NotIn(), right)  # `not x in (1, 2)`
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return ~self._condition(operand)
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 return functools.reduce(operator.and_, map(self._compared, [left, *comparators], ops, comparators))
-            case ast.Name(id=name):
-                if pa.types.is_boolean(self._field(name).type):
-                    return pc.field(name)
+        name = self._name(node)
+        if name is not None and pa.types.is_boolean(self._field(name).type):
+            return pc.field(name)
         raise self._refused(
-            f"`{ast.unparse(node)}` is not a comparison. A filter takes columns, numbers and strings with == != < <= > "
-            ">= in, is None, and, or, not."
+            f"`{self._unparsed(node)}` is not a comparison. A filter takes columns, numbers and strings with = == != "
+            "<> < <= > >= in, between, is null, and, or, not."
         )
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> pc.Expression:
         left, right = self._constant(left), self._constant(right)
-        column = next((side.id for side in (left, right) if isinstance(side, ast.Name)), None)
+        if self._name(left) is None and self._name(right) is None:  # SQL can have names in double quotes, too
+            left, right = self._as_name(left), self._as_name(right)
+        names = [self._name(side) for side in (left, right)]
+        column = next((name for name in names if name is not None), None)
         if column is None:
-            raise self._refused(f"`{ast.unparse(left)}` is not compared with a column.")
-        kind = self._field(column).type
+            raise self._refused(f"`{self._unparsed(left)}` is not compared with a column.")
+        kind, is_list = self._field(column).type, isinstance(op, ast.In | ast.NotIn)
+        if self._is_sql and not isinstance(op, ast.Is | ast.IsNot):
+            parts = getattr(right, "elts", [right]) if is_list else [right]
+            if any(isinstance(part, ast.Constant) and part.value is None for part in map(self._constant, parts)):
+                raise self._refused(f"in SQL, no value is equal to NULL: write `{column} IS NULL`.")
         if isinstance(op, ast.Is | ast.IsNot) or (isinstance(right, ast.Constant) and right.value is None):
-            if not (isinstance(left, ast.Name) and isinstance(right, ast.Constant) and right.value is None):
-                raise self._refused("`is` is for None only: `speed is not None`.")
+            if names[0] is None or not (isinstance(right, ast.Constant) and right.value is None):
+                raise self._refused("`is` is for null only: `speed is not null`.")
             is_null = pc.field(column).is_null()
             return ~is_null if isinstance(op, ast.IsNot | ast.NotEq) else is_null
-        if isinstance(op, ast.In | ast.NotIn):
-            if not (isinstance(left, ast.Name) and isinstance(right, ast.Tuple | ast.List | ast.Set)):
+        if is_list:
+            values = [right] if isinstance(right, ast.Constant) else getattr(right, "elts", None)
+            if names[0] is None or values is None:
                 raise self._refused("`in` takes a column and a list: `city in ('Ulm', 'Bonn')`.")
-            values = [self._value(each, kind, column) for each in right.elts]
+            scalars = [self._value(each, kind, column) for each in values]
             kind = _plain(kind)
             # A number that is still of another type equals none of the column's values, which cannot hold it.
-            found = pc.field(column).isin(pa.array([each.as_py() for each in values if each.type == kind], kind))
-            return ~found if isinstance(op, ast.NotIn) else found
-        number = _number_of(right if isinstance(left, ast.Name) else left)
+            found = pc.field(column).isin(pa.array([each.as_py() for each in scalars if each.type == kind], kind))
+            if isinstance(op, ast.NotIn):
+                return ~found & pc.field(column).is_valid() if self._is_sql else ~found
+            return found
+        number = _number_of(right if names[0] is not None else left)
         if pa.types.is_integer(_plain(kind)) and number is not None:
-            compared = type(op) if isinstance(left, ast.Name) else _MIRRORED.get(type(op), type(op))
+            compared = type(op) if names[0] is not None else _MIRRORED.get(type(op), type(op))
             return _integers(pc.field(column), compared, number, _plain(kind))
         return _COMPARED[type(op)](self._side(left, kind, column), self._side(right, kind, column))
 
+    def _as_name(self, node: ast.expr) -> ast.expr:
+        """Return the name of a column for a string that is equal to it."""
+        if not (isinstance(node, ast.Constant) and node.value in self._schema.names):
+            return node
+        self._quoted.append(node.value)
+        return ast.Name(f"_column_{len(self._quoted) - 1}_")
+
     def _side(self, node: ast.expr, kind: pa.DataType, column: str) -> pc.Expression:
-        if isinstance(node, ast.Name):
-            self._field(node.id)
-            return pc.field(node.id)
+        name = self._name(node)
+        if name is not None:
+            self._field(name)
+            return pc.field(name)
         return pc.scalar(self._value(node, kind, column))
 
     def _value(self, node: ast.expr, kind: pa.DataType, column: str) -> pa.Scalar:
         try:
             value = ast.literal_eval(self._constant(node))
         except ValueError:
-            raise self._refused(f"`{ast.unparse(node)}` is neither a column nor a number or string.") from None
+            raise self._refused(f"`{self._unparsed(node)}` is neither a column nor a number or string.") from None
         kind = _plain(kind)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         try:

@@ -245,18 +245,18 @@ def _prepared(
     inputs, source, kinds = settings.described(dataset.name), settings.source(), settings.kinds()
     kinds = settings.with_version(kinds, "bigint") if kinds else {}
     found = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
-    small = False
-    if settings.probe:
-        rows = first_rows(dataset, used, PROBED_ROWS)
-        results, small = settings.probed(source, inputs, rows)
+    probe = settings.probed(source, inputs, first_rows(dataset, used, PROBED_ROWS)) if settings.probe else None
+    if probe is not None:
         if not found:
-            inferred = settings.with_version(outputs.types_of(results, (), len(rows)), pa.int64())
+            inferred = settings.with_version(outputs.types_of(probe.results, (), probe.rows), pa.int64())
             found = tuple(Output(name, kind, str(kind), len(inferred) > 1) for name, kind in inferred.items())
-        outputs.columns_of(results, settings.of_model(found), len(rows))
+        outputs.columns_of(probe.results, settings.of_model(found), probe.rows)
     elif not found:
+        why = "none of the first rows can become arrays"
+        if not settings.probe:
+            why = "with probe=False the model is not tried on any rows"
         raise OptionsError(
-            "the type of the predictions is not known, because with probe=False the model is not tried on any rows: "
-            "set the type, as in returns='float'."
+            f"the type of the predictions is not known, because {why}: set the type, as in returns='float'."
         )
     settings.check_new(found, kept, "the data", ", or leave the column out with columns=[…]")
     is_saved = isinstance(source, Saved)
@@ -272,7 +272,7 @@ def _prepared(
     }  # fmt: skip
     code = f"sparkring.predict({dataset.name!r}, {name}, inputs={settings.inputs!r}, to={destination.folder.written!r})"
     version = f"# {dataset.rows:,} rows in {describe.counted(len(dataset.files), 'file')}, version {dataset.version}"
-    scorer = settings.scorer(source, inputs, found, small=small)
+    scorer = settings.scorer(source, inputs, found, small=probe is not None and probe.small)
     return _Scoring(dataset, scorer, used, kept, destination, belongs, name, f"{code}\n{version}")
 
 

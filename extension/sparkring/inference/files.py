@@ -17,7 +17,6 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkring.errors import DataError
@@ -283,13 +282,7 @@ def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column as tasks would send it: in its Spark type, with NaN for nulls in arrays of floats."""
-    if pa.types.is_list(column.type) and not pa.types.is_nested(kind.value_type):
-        values = column.values.cast(kind.value_type)
-        if pa.types.is_floating(kind.value_type) and values.null_count:
-            values = pc.fill_null(values, float("nan"))
-        if not column.null_count:
-            return pa.ListArray.from_arrays(column.offsets, values).cast(kind)
+    """Return a column as tasks would send it: in its Spark type."""
     return column if column.type == kind else column.cast(kind)
 
 

@@ -22,12 +22,14 @@ from sparkring.inference.column import Returned, arrow_types, returned, scoring_
 from sparkring.inference.files import Files, files_of, row_numbers
 from sparkring.inference.scorer import Source
 from sparkring.inference.settings import PROBED_ROWS, Settings
+from sparkring.inference.task import not_in_pandas
 from sparkring.runtime.interrupts import interrupted
 from sparkring.runtime.kernel import tell
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
     Watch = Callable[[SparkContext, str, str], Mapping[str, Any] | None]
 
@@ -54,24 +56,27 @@ def predict(
     types = _types(used, session)
     inputs, source, kinds = settings.described("the DataFrame"), settings.source(), settings.kinds()
     result = returned(settings.with_version(kinds, "bigint"), session, struct=False) if kinds else None
-    small = False
+    probe = None
     files = files_of(data, settings.used, types)
     rows = _first_rows(used, types, files, session) if settings.probe and not data.isStreaming else None
     if rows is not None:
-        results, small = settings.probed(source, inputs, rows)
+        probe = settings.probed(source, inputs, rows)
+    if probe is not None:
         if result is None:
-            found = settings.with_version(outputs.types_of(results, (), len(rows)), pa.int64())
+            found = settings.with_version(outputs.types_of(probe.results, (), probe.rows), pa.int64())
             result = returned(spark_types(found), session, struct=False)
-        outputs.columns_of(results, settings.of_model(result.outputs), len(rows))
+        outputs.columns_of(probe.results, settings.of_model(result.outputs), probe.rows)
     if result is None:
-        why = "the DataFrame is empty" if settings.probe else "with probe=False the model is not tried on any rows"
+        why = "the DataFrame is empty" if rows is None else "none of the first rows can become arrays"
+        if not settings.probe:
+            why = "with probe=False the model is not tried on any rows"
         raise OptionsError(
             "the type of the predictions is not known, because "
             f"{'the DataFrame is a stream' if data.isStreaming else why}: set the type, as in returns='float'."
         )
     settings.check_new(result.outputs, data.columns, "the DataFrame")
     sent = types if files is None else pa.schema([("row", pa.int64())])
-    scorer = settings.scorer(source, inputs, result.outputs, files=files, small=small)
+    scorer = settings.scorer(source, inputs, result.outputs, files=files, small=probe is not None and probe.small)
     title, code = _described(data, files, settings, source, rows)
     report = watch(session, title, code)
     types_sent = sent.serialize().to_pybytes()
@@ -102,11 +107,20 @@ def _columns(data: DataFrame, types: pa.Schema, fill: Mapping[str, Any]) -> list
     for name, kind in zip(types.names, types.types, strict=True):
         column = for_array(fields[name])
         column = functions.col(quoted(name)) if column is None else column
-        value = _replacement(fill.get(name), kind)
-        if value is not None:
-            column = functions.coalesce(column, functions.lit(value).cast(fields[name].dataType))
-        found.append(column)
+        found.append(_filled(column, fields[name].dataType, kind, fill.get(name)))
     return found
+
+
+def _filled(column: Column, spark_kind: DataType, kind: pa.DataType, value: Any) -> Column:
+    """Return a column, or the items of an array, with the nulls replaced, if Spark has to do this."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import ArrayType
+
+    if isinstance(spark_kind, ArrayType) and value is not None and not isinstance(value, Sequence):
+        item_kind = spark_kind.elementType
+        return functions.transform(column, lambda item: _filled(item, item_kind, kind.value_type, value))
+    replacement = _replacement(value, kind)
+    return column if replacement is None else functions.coalesce(column, functions.lit(replacement).cast(spark_kind))
 
 
 def _replacement(value: Any, kind: pa.DataType) -> Any:
@@ -145,6 +159,8 @@ def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session:
         rows = interruptibly(session.sparkContext, "the first rows for predict()", lambda: used.take(PROBED_ROWS), tell)
     except KeyboardInterrupt:
         raise interrupted("") from None
+    except (OverflowError, ValueError) as error:
+        raise DataError(not_in_pandas(types, error)) from error
     except Exception as error:  # pyspark and py4j have several classes for this error
         raise DataError(f"Spark could not compute the first rows of the DataFrame: {root_cause(str(error))}") from error
     if not rows:

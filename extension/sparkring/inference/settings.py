@@ -8,13 +8,14 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 
 from sparkring.checkpointing.store import Store, Which, checkpoints
-from sparkring.data.layout import Columns, Group, Layout, Transform, dtype_of, groups_of, making_of, members_of
+from sparkring.data.layout import Batch, Columns, Group, Layout, Transform, dtype_of, groups_of, making_of, members_of
 from sparkring.errors import DataError, OptionsError
+from sparkring.history.describe import counted
 from sparkring.inference import outputs, predictors
 from sparkring.inference.inputs import Described
 from sparkring.inference.outputs import Output
@@ -28,6 +29,18 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 PROBED_ROWS = 16
+
+
+class Probe(NamedTuple):
+    """The model's results for the first rows of the data, whether the model is small, and the number of these rows."""
+
+    results: Any
+    small: bool
+    rows: int
+
+
+class _ModelFailed(DataError):
+    """The model, which is the user's code, failed on the first rows."""
 
 
 class Live:
@@ -186,15 +199,40 @@ class Settings:
         """Return the columns that the model makes."""
         return tuple(output for output in found if output.name != self.version)
 
-    def probed(self, source: Source, inputs: Described, rows: pa.RecordBatch) -> tuple[Any, bool]:
-        """Score the first rows in this process. Return the model's results, and whether the model is small."""
+    def probed(self, source: Source, inputs: Described, rows: pa.RecordBatch) -> Probe | None:
+        """Score the first rows in this process.
+
+        With on_error="null", if these rows cannot be scored together, score the first row that can be scored alone.
+        Return None if none of them can become arrays. Raise DataError if the model cannot score them.
+        """
+        load, problem = functools.cache(source.load), None
+        alone = [rows.slice(at, 1) for at in range(len(rows))] if self.on_error == "null" else []
+        for some in (rows, *alone):
+            try:
+                arrays = self._learned(inputs, some)
+            except DataError as error:
+                if not alone:
+                    raise
+                problem = problem or error
+                continue
+            try:
+                return Probe(*self._scored(load(), arrays, len(some)), len(some))
+            except _ModelFailed as error:
+                problem = error if not isinstance(problem, _ModelFailed) else problem
+        if isinstance(problem, _ModelFailed):
+            raise problem
+        return None
+
+    def _learned(self, inputs: Described, rows: pa.RecordBatch) -> Batch:
         try:
-            arrays = inputs.learn(rows)
+            return inputs.learn(rows)
         except DataError:
             raise
         except Exception as error:  # `transform` is the user's code
-            raise DataError(f"transform failed on the first {len(rows)} rows: {told(error)}") from error
-        model = source.load()
+            raise DataError(f"transform failed on {_first(len(rows))}: {told(error)}") from error
+
+    def _scored(self, model: Any, arrays: Batch, rows: int) -> tuple[Any, bool]:
+        """Return the model's results for some rows, and whether the model is small."""
         try:
             with predictors.borrowed(model):
                 predict = predictors.predictor_of(model, by_name=self.by_name, autocast=self.autocast_name)
@@ -204,12 +242,12 @@ class Settings:
             raise
         except Exception as error:  # the model is the user's code
             given = ", ".join(f"`{name}`: {outputs.described(array)}" for name, array in arrays.items())
-            raise DataError(
-                f"the model failed on the first {len(rows)} rows: {told(error).rstrip('.')}. Its inputs were {given}."
+            raise _ModelFailed(
+                f"the model failed on {_first(rows)}: {told(error).rstrip('.')}. Its inputs were {given}."
                 f"{self._side_by_side(model, arrays)}"
             ) from error
 
-    def _side_by_side(self, model: Any, arrays: Mapping[str, Any]) -> str:
+    def _side_by_side(self, model: Any, arrays: Batch) -> str:
         """Return how to pass columns of numbers as one array of shape [rows, columns], if that may be the problem."""
         single = [name for name, array in arrays.items() if array.ndim == 1]
         if not predictors.is_model(model) or not single or self.transform is not None:
@@ -241,6 +279,10 @@ class Settings:
                 if output.name == self.version:
                     advice = f"the column of versions another name, as in version={again!r}"
                 raise OptionsError(f"{data} already has a column `{output.name}`: give {advice}{more}.")
+
+
+def _first(rows: int) -> str:
+    return f"the first {counted(rows, 'row')}" if rows > 1 else "a row"
 
 
 def _check_name(version: Any) -> None:

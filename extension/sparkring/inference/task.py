@@ -113,7 +113,7 @@ def _requests(batches: Iterable[Any], schema: Any, batch_size: int) -> Iterator[
     """
     kept: list[Any] = []
     rows = 0
-    for batch in batches:
+    for batch in _sent(batches, schema):
         kept.append(_as_arrow(batch, schema))
         rows += len(kept[-1])
         if ready := rows - rows % batch_size:
@@ -122,6 +122,25 @@ def _requests(batches: Iterable[Any], schema: Any, batch_size: int) -> Iterator[
             kept, rows = table.slice(ready).to_batches(), rows - ready
     if rows:
         yield _joined(kept)
+
+
+def _sent(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
+    """Yield the batches that Spark sends. Raise RuntimeError if Spark cannot convert dates or times for pandas."""
+    try:
+        yield from batches
+    except (OverflowError, ValueError) as error:  # pandas' OutOfBoundsDatetime is a ValueError
+        raise RuntimeError(f"sparkring: {not_in_pandas(schema, error)}") from error
+
+
+def not_in_pandas(schema: Any, error: Exception) -> str:
+    """Return the message about dates or times that Python or pandas cannot represent."""
+    from pyarrow import types
+
+    named = [f"`{field.name}`" for field in schema or () if types.is_temporal(field.type)]
+    return (
+        f"the rows cannot be sent to Python, which cannot represent dates or times in "
+        f"{', '.join(named) or 'one of the columns'}: {error}. Leave these rows out, or cast the column to a string."
+    )
 
 
 def _joined(batches: Sequence[Any]) -> Any:
