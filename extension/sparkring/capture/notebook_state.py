@@ -35,7 +35,9 @@ def gather() -> NotebookState:
     loggers, disabled = _logging()
     entries: list[Any] = sys.path  # may hold entries that are not strings, which Python ignores
     path = [(entry, kind_of_entry(entry)) for entry in entries if isinstance(entry, str)]
-    return NotebookState(sys.prefix, os.getcwd(), path, _environment(), loggers, disabled)
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    raises = bool(getattr(shell, "system_raise_on_error", False))
+    return NotebookState(sys.prefix, os.getcwd(), path, _environment(), loggers, disabled, raises)
 
 
 def kind_of_entry(entry: str) -> PathKind:

@@ -68,6 +68,7 @@ class NotebookState(NamedTuple):
     environment: the variables that have changed since the process started; the value of a deleted variable is None.
     loggers: the settings of loggers, by name; the root logger's name is ''.
     logging_disabled: the level up to which logging is disabled.
+    raises: whether a shell command that fails raises an error, as IPython's `system_raise_on_error` says.
     """
 
     prefix: str = ""
@@ -76,6 +77,7 @@ class NotebookState(NamedTuple):
     environment: Mapping[str, str | None] = {}
     loggers: Mapping[str, Logger] = {}
     logging_disabled: int = 0
+    raises: bool = False
 
 
 class Script(NamedTuple):
