@@ -81,6 +81,7 @@ EXAMPLES: list[Message] = [
     messages.Importing(),
     messages.CollectivesEnded(),
     messages.UserMessage("text"),
+    messages.CommandFailed("python train.py", 1),
     messages.InputRequested(1, "name? ", True),
     messages.InputEnded(1),
     messages.Metrics({"loss": 0.5, "nan": float("inf")}, step=3, epoch=None, steps=10),

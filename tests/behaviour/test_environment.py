@@ -40,6 +40,7 @@ OURS = {
     "torch": {
         "GLOO_SOCKET_IFNAME": "without it, Gloo would use the address that the host's name resolves to",
         "NCCL_SOCKET_IFNAME": "without it, NCCL would avoid the loopback interface",
+        "TP_SOCKET_IFNAME": "without it, torch.distributed.rpc would use the address that the host's name resolves to",
         "MPLBACKEND": "a rank displays its figures; processes that it starts draw into files only",
         "SPARKRING_DBFS_ROOT": "where dbfs:/ is",
     },
@@ -62,6 +63,7 @@ def test_ranks_find_what_the_command_sets(framework, local, tmp_path, monkeypatc
     """Every variable has the value that the command gives it, except the variables that are listed above."""
     for name in ("OMP_NUM_THREADS", "PYTHONUNBUFFERED"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # otherwise, ranks add this
     script = tmp_path / "tell.py"
     script.write_text(
         "import json, os\n"

@@ -180,6 +180,48 @@ def test_shell_lines(ring):
     assert "from the shell of 1\n" in result.logs(1)
 
 
+def test_commands_find_this_python_and_failures_are_told(ring, monkeypatch, tmp_path):
+    """A command that fails raises no error, as in IPython; one notice names all ranks on which it has failed."""
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\necho another Python\n")
+    fake.chmod(0o755)
+    if ring.where == "local":  # the kernel's virtual environment is not activated
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    code = "import sys; print(sys.executable)"
+    result = ring.run(f"""
+        import subprocess, sys
+        get_ipython().system("python -c 'import sys; sys.exit({{rank}} + 3)'")
+        codes = [_exit_code]
+        for word in ("true", "false", "false", "kill -9 $$$$"):
+            get_ipython().system(word)
+            codes.append(_exit_code)
+        failing = get_ipython().getoutput("echo no; exit {{3 * 3}}")
+        get_ipython().run_cell_magic("script", "--no-raise-error bash -e", "false\\necho not reached\\n")
+        try:
+            get_ipython().run_cell_magic("bash", "", "exit 5")
+        except subprocess.CalledProcessError as error:
+            codes.append(error.returncode)
+        pythons = [subprocess.check_output(["python", "-c", {code!r}], text=True).strip()]
+        pythons += get_ipython().getoutput('python -c "{code}"')
+        [python == sys.executable for python in pythons], codes, failing
+    """)
+    assert result.values == [([True, True], [rank + 3, 0, 1, 1, -9, 5], ["no"]) for rank in range(2)]
+    went_on = ". The cell went on, since such a command raises no error."
+    command = "python -c 'import sys; sys.exit({rank} + 3)'"
+    told = [notice.text for notice in ring.view.record.notices if notice.text.endswith(went_on)]
+    assert sorted(told) == sorted(
+        f"{text}{went_on}"
+        for text in (
+            f"`{command}` exited with code 3 on rank 0",
+            f"`{command}` exited with code 4 on rank 1",
+            "`false` exited with code 1 on ranks 0, 1",
+            "`kill -9 $$$$` was killed by signal 9 on ranks 0, 1",
+            "`echo no; exit {3 * 3}` exited with code 9 on ranks 0, 1",
+            "`%%script --no-raise-error bash -e` exited with code 1 on ranks 0, 1",
+        )
+    )
+
+
 @pytest.mark.standalone("executors have an environment of their own")
 def test_environment_variables(ring):
     """The env option sets variables of the ranks' environment before any other code runs on the ranks."""

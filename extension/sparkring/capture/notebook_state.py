@@ -37,7 +37,9 @@ def gather() -> NotebookState:
     entries: list[Any] = sys.path  # may hold entries that are not strings, which Python ignores
     path = [(entry, kind_of_entry(entry)) for entry in entries if isinstance(entry, str)]
     autologging = mlflow_settings.autologging()
-    return NotebookState(sys.prefix, os.getcwd(), path, _environment(), loggers, disabled, autologging)
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    raises = bool(getattr(shell, "system_raise_on_error", False))
+    return NotebookState(sys.prefix, os.getcwd(), path, _environment(), loggers, disabled, autologging, raises)
 
 
 def kind_of_entry(entry: str) -> PathKind:

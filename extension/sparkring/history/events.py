@@ -20,6 +20,7 @@ from sparkring.wire.messages import CheckpointRemoved as CheckpointRemoved
 from sparkring.wire.messages import CheckpointRestored as CheckpointRestored
 from sparkring.wire.messages import CheckpointSaved as CheckpointSaved
 from sparkring.wire.messages import CodeFrame as CodeFrame
+from sparkring.wire.messages import CommandFailed as CommandFailed
 from sparkring.wire.messages import DataOpened as DataOpened
 from sparkring.wire.messages import DataPlanned as DataPlanned
 from sparkring.wire.messages import DataRead as DataRead

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from sparkring.history import events, item_records, stream_records
@@ -23,6 +23,7 @@ TAIL_LINES = 200  # how many of each rank's last lines are kept
 RECENT_LINES = 1_000  # how many of the last lines of all ranks together are kept, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
+NUMBERS_SHOWN = 10  # how many ranks or items a notice names
 EPOCHS_KEPT = 100  # how many epochs are kept for each reader: the ones that ended most recently
 PLANS_KEPT = 3  # how many of a rank's plans are kept: the newest ones, and at most one for each reader
 CHECKPOINTS_KEPT = 1_000
@@ -162,6 +163,13 @@ class RankRecord(NamedTuple):
         return (*self.tail, *self.partial_lines())
 
 
+class FailedCommand(NamedTuple):
+    """A shell command that has failed on `total` ranks or items, with the numbers of the first ones."""
+
+    numbers: tuple[int, ...] = ()
+    total: int = 0
+
+
 class RunRecord(NamedTuple):
     """One run.
 
@@ -196,6 +204,7 @@ class RunRecord(NamedTuple):
     displays: tuple[events.Displayed, ...] = ()  # the displays that were not left out, in order of arrival
     metrics: tuple[events.Metrics, ...] = ()
     notices: tuple[events.Notice, ...] = ()
+    failed_commands: Mapping[tuple[str, int], FailedCommand] = {}  # by command and exit code
     outcome: events.Ending | None = None
     message: str = ""
     failed_rank: int | None = None
@@ -272,6 +281,7 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return record._replace(stream=stream_records.after(record.stream, event))
         case events.RunFinished():
             fields = event._asdict()
+            record = _with_failed_commands(record, event.time)
             return _all_ended(record)._replace(ended=fields.pop("time"), **fields)
     return _after_news(record, record.ranks[event.rank], event)
 
@@ -284,6 +294,8 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.UserMessage():
             line = LogLine(event.time, event.rank, "message", event.text)
             return _with_lines(record, _heard(rank, event.time), [line], 1)
+        case events.CommandFailed():
+            return _command_failed(record, event)
         case events.InputRequested():
             return _told(record, event, asks=event)
         case events.InputEnded():
@@ -356,6 +368,29 @@ def _item_changed(record: RunRecord, event: events.ItemStarted | events.ItemEnde
     for rank in record.ranks[slot * items.ranks_each : (slot + 1) * items.ranks_each] if slot >= 0 else ():
         record = _with_last_lines(record, rank)  # the next item begins a new line
     return record._replace(items=item_records.ended(items, event))
+
+
+def _command_failed(record: RunRecord, event: events.CommandFailed) -> RunRecord:
+    number = event.rank if record.items is None else item_records.item_on(record.items, event.rank)
+    known = record.failed_commands.get((event.command, event.code), FailedCommand())
+    if number not in known.numbers:
+        known = FailedCommand((*known.numbers, number)[:NUMBERS_SHOWN], known.total + 1)
+    if len(record.failed_commands) < NOTICES_KEPT:
+        record = record._replace(failed_commands={**record.failed_commands, (event.command, event.code): known})
+    return _told(record, event)
+
+
+def _with_failed_commands(record: RunRecord, time: float) -> RunRecord:
+    """Return the record of a finished run with a notice for each shell command that has failed."""
+    noun = "rank" if record.items is None else "item"
+    for (command, code), failed in record.failed_commands.items():
+        ended = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"
+        numbers = ", ".join(map(str, sorted(failed.numbers)))
+        more = f" and {failed.total - len(failed.numbers):,} more" if failed.total > len(failed.numbers) else ""
+        where = f"{noun}{'s' if failed.total > 1 else ''} {numbers}{more}"
+        text = f"`{command}` {ended} on {where}. The cell went on, since such a command raises no error."
+        record = _noticed(record, events.Notice(time, text))
+    return record
 
 
 def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:

@@ -13,7 +13,7 @@ from sparkring.capture.source_lines import FUTURE_LINE
 from sparkring.capture.syntax import parsed
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.worker.rank.expand import expand, names_in
-from sparkring.worker.rank.shell import LINE_MAGICS
+from sparkring.worker.rank.shell import CELL_MAGICS, LINE_MAGICS
 
 TITLE_CHARACTERS = 60
 # Advice for a statement that is only allowed in a function.
@@ -88,13 +88,15 @@ def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
     """Raise CaptureError if the code uses a magic that needs the notebook's own IPython."""
     for node in ast.walk(tree):
         kind, name, _ = _magic_call(node) or ("", "", "")
-        if kind == "run_cell_magic" or (kind == "run_line_magic" and name not in LINE_MAGICS):
+        known = {"run_line_magic": LINE_MAGICS, "run_cell_magic": CELL_MAGICS}.get(kind)
+        if known is not None and name not in known:
             mark = "%" if kind == "run_line_magic" else "%%"
             raise _error_at(
                 node,
                 where,
                 f"{mark}{name} needs the notebook's IPython, which ranks do not have. Run it in a separate cell. "
-                f"Ranks have !commands and {', '.join('%' + known for known in LINE_MAGICS)}.",
+                f"Ranks have !commands, {', '.join('%' + each for each in LINE_MAGICS)}, and at the top of a cell "
+                f"{', '.join('%%' + each for each in CELL_MAGICS)}.",
             )
 
 

@@ -78,6 +78,7 @@ from sparkring.wire.messages.run_reports import CheckpointFailed as CheckpointFa
 from sparkring.wire.messages.run_reports import CheckpointRemoved as CheckpointRemoved
 from sparkring.wire.messages.run_reports import CheckpointRestored as CheckpointRestored
 from sparkring.wire.messages.run_reports import CheckpointSaved as CheckpointSaved
+from sparkring.wire.messages.run_reports import CommandFailed as CommandFailed
 from sparkring.wire.messages.run_reports import DataOpened as DataOpened
 from sparkring.wire.messages.run_reports import DataPlanned as DataPlanned
 from sparkring.wire.messages.run_reports import DataRead as DataRead
@@ -95,6 +96,7 @@ MemberReport = Hello | Beat | Output | GpuUsed | GpuTrouble | RankUsed | Stack |
 # What a rank reports while it is running a request.
 Told = (
     UserMessage
+    | CommandFailed
     | InputRequested
     | InputEnded
     | Metrics

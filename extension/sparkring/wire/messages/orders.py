@@ -69,6 +69,7 @@ class NotebookState(NamedTuple):
     loggers: the settings of loggers, by name; the root logger's name is ''.
     logging_disabled: the level up to which logging is disabled.
     autologging: the arguments of MLflow's autolog() functions, as JSON, by the names of their integrations.
+    raises: whether a shell command that fails raises an error, as IPython's `system_raise_on_error` says.
     """
 
     prefix: str = ""
@@ -78,6 +79,7 @@ class NotebookState(NamedTuple):
     loggers: Mapping[str, Logger] = {}
     logging_disabled: int = 0
     autologging: Mapping[str, str] = {}
+    raises: bool = False
 
 
 class Script(NamedTuple):

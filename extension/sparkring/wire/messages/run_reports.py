@@ -17,6 +17,18 @@ class UserMessage(NamedTuple):
     rank: int = 0
 
 
+class CommandFailed(NamedTuple):
+    """A shell command of the cell has failed, and the cell went on. A negative `code` is the number of a signal.
+
+    `command` is the command as the cell has it, before names in it were replaced.
+    """
+
+    command: str
+    code: int
+    time: float = 0.0
+    rank: int = 0
+
+
 class InputRequested(NamedTuple):
     """The rank waits for an Answer, since its code has called input() or getpass().
 

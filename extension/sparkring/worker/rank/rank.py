@@ -81,6 +81,7 @@ class Rank:
         signal.signal(signal.SIGINT, _pass_over)
         streams.open_streams()
         stacks.install(stack_fd)
+        shell.find_python_first()
         self.namespace = _fresh_main()
         self.names_told: set[str] = set()
         self.loaded = False  # whether all values that were sent with this request have been loaded
@@ -251,6 +252,7 @@ class Rank:
         """Set up checkpoints, displays, the notebook's state, the environment and autolog for a request."""
         resume_point.enter(request.checkpoints)
         displays.begin()
+        shell.begin(raises=request.notebook.raises)
         self.notebook.apply(request.notebook)
         os.environ.update({**request.environment, **self.environment})
         for name, value in request.defaults.items():
@@ -365,6 +367,7 @@ def _fresh_main() -> dict[str, Any]:
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     module.__dict__.update(
         __builtins__=__builtins__,
+        _exit_code=0,  # of the last shell command
         get_ipython=shell.get_ipython,
         display=displays.display,
         displayHTML=displays.display_html,
