@@ -243,3 +243,34 @@ def test_the_same_in_another_process() -> None:
     there = json.loads(found.stdout.splitlines()[-1])
     here = {name: key(source) for name, source in sources.items()}
     assert [name for name in sources if here[name] != there[name]] == []
+
+
+def test_modules_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of the user's own modules count by the source, also that of modules which these import."""
+    monkeypatch.syspath_prepend(tmp_path)
+    inner, source = tmp_path / "inner_of_content.py", "from outer_of_content import f\nvalue = f"
+    inner.write_text("def g(): return 1")
+    (tmp_path / "outer_of_content.py").write_text("from inner_of_content import g\ndef f(): return g()")
+    before = key(source), key("import outer_of_content as value")
+    inner.write_text("# a comment\n\ndef g(): return 1")
+    assert (key(source), key("import outer_of_content as value")) == before
+    inner.write_text("def g(): return 1 + 1")
+    assert key(source) != before[0]
+    assert key("import outer_of_content as value") != before[1]
+    for name in ("inner_of_content", "outer_of_content"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_weights_of_models() -> None:
+    """Without weights, models and optimizers count by their shapes and settings; other tensors by their values."""
+
+    def parts(source: str) -> dict[str, str]:
+        namespace: dict[str, Any] = {"__name__": "__main__"}
+        exec(f"import torch\nfrom torch.nn import Linear, Dropout, Sequential\nvalue = {source}", namespace)
+        return Contents(namespace, weights=False).parts({"value": namespace["value"]})[0]
+
+    assert parts("Linear(2, 1)") == parts("Linear(2, 1).eval()") != parts("Linear(3, 1)")
+    assert parts("Sequential(Dropout(0.1))") != parts("Sequential(Dropout(0.2))")
+    adam = "torch.optim.Adam(Linear(2, 1).parameters(), lr=0.1)"
+    assert parts(adam) == parts(adam) != parts(adam.replace("0.1", "0.2"))
+    assert parts("torch.zeros(2)") != parts("torch.ones(2)")

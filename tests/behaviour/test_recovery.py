@@ -8,11 +8,13 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from spares import prepared, ready
 
 from sparkring import shards
@@ -45,7 +47,8 @@ def count(ring, tmp_path):
     """Runs COUNT, which sums up the steps, with the same directory each time."""
 
     def run(source=COUNT, last=40, dies_at=0, n=2, **options):
-        options = {"checkpoint_dir": str(tmp_path / "run"), "max_restarts": 2, **options}
+        resume = not options.get("fresh")  # even if `last` has changed
+        options = {"checkpoint_dir": str(tmp_path / "run"), "max_restarts": 2, "resume": resume, **options}
         return ring.run(source, n, namespace={"last": last, "dies_at": dies_at}, **options)
 
     return run
@@ -93,7 +96,7 @@ def test_a_changed_cell_is_asked_about(count):
     count(last=20)
     changed = COUNT.replace('state["sum"] += step', 'state["sum"] += 2 * step')
     with pytest.raises(CheckpointError) as caught:
-        count(changed)
+        count(changed, last=20, resume=False)
     told = str(caught.value)
     assert "has a checkpoint of step 20, " in told
     assert '-    state["sum"] += step\n' in told
@@ -101,7 +104,45 @@ def test_a_changed_cell_is_asked_about(count):
     assert "--resume" in told
     assert "--fresh" in told
     assert count(changed, resume=True).values == [(20, 40, 210 + 2 * 610)] * 2
-    assert count("# another comment" + COUNT.replace("+= step", "+= 2 * step"), last=40).values[0][0] == 40
+    commented = "# another comment" + COUNT.replace("+= step", "+= 2 * step")
+    assert count(commented, last=40, resume=False).values[0][0] == 40
+
+
+USES = """
+from sparkring import checkpoints
+store = checkpoints()
+state = {"model": model, "sum": 0.0}
+begun = store.restore(state)
+state["sum"] += float(X.sum()) + helper(1)
+store.save(begun + 1, state)
+begun, state["sum"]
+"""
+
+
+def test_changed_values_and_helpers_are_asked_about(local, tmp_path):
+    """Arrays, helper functions and what these use count as well as the cell's text. Weights of models do not."""
+    options = {"checkpoint_dir": str(tmp_path / "run")}
+    notebook = "def helper(x): return scale * x\nscale = 2\nmake = lambda: 1\nmodel = torch.nn.Linear({width}, 1)"
+
+    def namespace(text: str = notebook, **values: Any) -> dict[str, Any]:
+        found = {"__name__": "__main__", "torch": torch, "X": np.zeros(3)}
+        exec(text.replace("{width}", "2"), found)
+        found.update(values)
+        return found
+
+    assert local.run(USES, 1, namespace=namespace(), **options).value == (0, 2.0)
+    changes = [("X", namespace(X=np.ones(3) * 7)), ("helper", namespace(notebook.replace("* x", "* 2 * x"))),
+               ("scale", namespace(notebook.replace("= 2", "= 3"))),
+               ("model", namespace(notebook.replace("{width}", "3")))]  # fmt: skip
+    for name, changed in changes:
+        with pytest.raises(CheckpointError, match=f"(?s)`{name}` has changed since.*--resume.*--fresh"):
+            local.run(USES, 1, namespace=changed, **options)
+    with pytest.raises(RunFailed, match=r"(?s)start over with --fresh.*run the cell with --fresh") as caught:
+        local.run(USES, 1, namespace=changed, resume=True, max_restarts=0, **options)
+    assert "run the cell again" not in str(caught.value)
+    assert local.run(USES, 1, namespace=namespace(), **options).value == (1, 4.0), "the model has other weights"
+    values = local.run(USES, 1, namespace=namespace(X=np.ones(3)), resume=True, **options).value
+    assert values == (2, 9.0)
 
 
 @pytest.mark.any_launcher
@@ -182,7 +223,7 @@ def test_ranks_that_ask_at_different_times_get_one_answer(local, tmp_path):
     """Rank 1 restores the same step as rank 0, although rank 0 has saved a checkpoint. Then both see the new one."""
     none, one, two = (None, None, []), ((1, {"loss": 1.0}), 1, [1]), ((2, {"loss": 0.5}), 2, [2, 1])
     for before, answers in enumerate([(none, one), (one, two)]):
-        found = local.run(ASK, namespace={"before": before}, checkpoint_dir=str(tmp_path / "run"))
+        found = local.run(ASK, namespace={"before": before}, checkpoint_dir=str(tmp_path / "run"), resume=True)
         assert found.values == [answers] * 2
 
 

@@ -216,7 +216,7 @@ def test_a_lazy_module():
 def test_a_module_that_is_another_one():
     """The error has the path, torch's message, and what to do."""
     found = kept({"model": network()})
-    with pytest.raises(CheckpointError, match=r"^state\['model'\]: .*Linear.*Missing key.*start over\.$") as caught:
+    with pytest.raises(CheckpointError, match=r"^state\['model'\]: .*Linear.*Missing key.*with --fresh\.$") as caught:
         put_back({"model": torch.nn.Linear(3, 4)}, found)
     assert "\n" not in str(caught.value)
     with pytest.raises(CheckpointError, match=r"state\['model'\] is a Linear, .* of type int"):

@@ -38,7 +38,7 @@ def changed_words(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     changed = [name for name in sorted(before.keys() & now.keys()) if name and before[name] != now[name]]
     if not changed:
         return ""
-    named = [f"`{name}`" if name.isidentifier() else name for name in changed]
+    named = list(map(_quoted, changed))
     if len(named) > _NAMES:
         named = [*named[: _NAMES - 1], f"{len(named) - _NAMES + 1} more"]
     names = " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
@@ -49,10 +49,14 @@ def changed_words(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     return f"{names} {have} changed"
 
 
+def _quoted(name: str) -> str:
+    return f"`{name}`" if name.isidentifier() else name
+
+
 def unnoticed(names: Sequence[str]) -> str:
     """Say that changes of values cannot be noticed."""
-    named = ", ".join(f"`{name}`" for name in names)
-    return f"changes of {named} are not noticed, because not all of the content can be compared: use --fresh after one"
+    named = ", ".join(map(_quoted, names))
+    return f"changes of {named} are not noticed, because not all of the content can be compared: use --fresh after them"
 
 
 def saved_words(entry: Entry, now: float) -> str:

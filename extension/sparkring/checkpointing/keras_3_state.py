@@ -103,7 +103,9 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
     own_seeds = [] if tree["rank"] == world.world().rank else _seeds(layer)
     kept = [leaf(variable) for variable in own_seeds]
     what = f"the {_called(layer)}"
-    VARIABLES.put(layer.variables, tree, path, what, "Make it the same as when it was saved, or start over")
+    VARIABLES.put(
+        layer.variables, tree, path, what, "Make it the same as when it was saved, or start over with --fresh"
+    )
     for variable, before in zip(own_seeds, kept, strict=True):
         variable.assign(np.array([before[0], leaf(variable)[1]], before.dtype))
     optimizer = getattr(layer, "optimizer", None)

@@ -99,7 +99,7 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
         if saved != name:
             raise CheckpointError(
                 f"{path} is a {type(value).__name__}, but the checkpoint has {_described(tree)} there. Make the state "
-                "the same as when it was saved, or start over."
+                "the same as when it was saved, or start over with --fresh."
             )
         made = _KINDS[name].put(value, tree, path)
         return value if made is None else made
@@ -111,7 +111,7 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
     if _holds_objects(value):
         raise CheckpointError(
             f"{path} contains objects, but the checkpoint has {_described(tree)} there. Make the state the same as "
-            "when it was saved, or start over."
+            "when it was saved, or start over with --fresh."
         )
     if _fits(value, inner):
         if value is not inner:  # if the file was read into `value`, `inner` is the same array
@@ -215,7 +215,7 @@ def _put_dict(value: dict[Any, Any], tree: dict[Any, Any], path: str) -> Any:
             raise CheckpointError(
                 f"{path}[{key!r}]: the checkpoint has no value for this key; for {path} it has "
                 f"{', '.join(map(repr, tree)) or 'nothing'}. Leave the key out of the state that you pass to "
-                "restore(), or start over."
+                "restore(), or start over with --fresh."
             )
         else:
             del value[key]
@@ -229,7 +229,7 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
     if len(value) != len(tree) and _holds_objects(value):
         raise CheckpointError(
             f"{path} has {len(value):,} items, but {len(tree):,} in the checkpoint. Make the state the same as when it "
-            "was saved, or start over."
+            "was saved, or start over with --fresh."
         )
     both = min(len(value), len(tree))
     items = [put_back(value[index], tree[index], f"{path}[{index}]") for index in range(both)]
@@ -363,7 +363,7 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> None:
         told = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
         raise CheckpointError(
             f"{path}: the saved state of a {tree['class']} does not fit this {type(value).__name__}: {told}. Make "
-            "the object the same as when it was saved, or start over."
+            "the object the same as when it was saved, or start over with --fresh."
         ) from error
 
 
@@ -498,7 +498,7 @@ def _put_source(value: Any, tree: dict[str, Any], path: str) -> None:
     except (ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path}: this {type(value).__name__} cannot load the saved state: {error}. Make it the same as when it "
-            "was saved, or start over."
+            "was saved, or start over with --fresh."
         ) from error
 
 

@@ -228,7 +228,11 @@ def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
         if not model.built:
             _build(model, tree, path)
         VARIABLES.put(
-            model.weights, tree, path, "the model", "Make the model the same as when it was saved, or start over"
+            model.weights,
+            tree,
+            path,
+            "the model",
+            "Make the model the same as when it was saved, or start over with --fresh",
         )
         optimizer = getattr(model, "optimizer", None)
         if is_optimizer(optimizer):

@@ -76,7 +76,7 @@ def put(value: Any, found: Any, path: str) -> Any:
     if isinstance(value, torch.nn.Parameter):
         raise CheckpointError(
             f"{path}: the checkpoint has a {_words(saved)}, but here it is a {_words(value)}. Make it the same as when "
-            "it was saved, or start over."
+            "it was saved, or start over with --fresh."
         )
     return saved.to(value.device)
 
@@ -125,7 +125,7 @@ def joined(found: dict[str, Any], like: Any, path: str) -> Any:
     if saved != now:
         raise CheckpointError(
             f"{path} was saved as {_layout_words(saved)}, but here it is {_layout_words(now)}. Before restore(), "
-            "shard the model as it was when it was saved, or start over."
+            "shard the model as it was when it was saved, or start over with --fresh."
         )
     local = tensor(found["value"]).to(like.to_local().device)
     return DTensor.from_local(
@@ -148,7 +148,8 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
     if is_spread(like) and tuple(saved.shape) == tuple(like.shape):
         raise CheckpointError(
             f"{path} was saved unsharded, but here it is {_layout_words(_layout(like))}. Restore the model before "
-            "fully_shard(), and leave its optimizer out of the state that you pass to restore(), or start over."
+            "fully_shard(), and leave its optimizer out of the state that you pass to restore(), or start over with "
+            "--fresh."
         )
 
 

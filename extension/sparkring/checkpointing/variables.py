@@ -59,7 +59,7 @@ class Variables:
                 raise CheckpointError(
                     f"{path}: `{self.name(variable)}` of {owner} has the shape {shape and list(shape)} and the dtype "
                     f"{dtype}, but in the checkpoint it has {list(found.shape)} and {found.dtype.name}. Make it the "
-                    "same as when it was saved, or start over."
+                    "same as when it was saved, or start over with --fresh."
                 )
         for variable, found in ready:
             variable.assign(found)
@@ -74,7 +74,7 @@ def optimizer_advice(trainable: Sequence[Any] | None, build: str = "build") -> s
         return (
             f"Call optimizer.{build}(variables) with the trained variables before restore(), or use the same optimizer"
         )
-    return "Use the same optimizer with the same trainable layers, or start over"
+    return "Use the same optimizer with the same trainable layers, or start over with --fresh"
 
 
 def check_compiled(tree: dict[str, Any], path: str) -> None:
@@ -82,7 +82,7 @@ def check_compiled(tree: dict[str, Any], path: str) -> None:
     if tree["optimizer"] is None:
         raise CheckpointError(
             f"{path}: the model is compiled, but was not when it was saved, so the checkpoint has no state for its "
-            "optimizer. Compile it after restore(), or start over."
+            "optimizer. Compile it after restore(), or start over with --fresh."
         )
 
 

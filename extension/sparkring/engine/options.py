@@ -37,7 +37,7 @@ class Options(SharedOptions):
     `gpus`: the number of GPUs for each rank; 0 hides all GPUs, None means the launcher's default.
     `data`: an expression for a DataFrame; each rank is given a partition, and `np` 0 means a rank for each partition.
     `checkpoint_dir`: the directory of checkpoints. The run continues from the last checkpoint, unless `fresh` is set.
-    With `resume`, the run continues even if the cell or its data has changed.
+    With `resume`, the run continues even if the cell or what it uses has changed.
     `max_restarts`: how often all ranks may be restarted after a rank is lost.
     `least`: the minimum number of ranks for a restart; 0 means as many as at the first start.
     `background`: the notebook does not wait for the run.

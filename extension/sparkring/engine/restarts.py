@@ -108,9 +108,12 @@ class Restarts:
     def _how_to_go_on(self, last: Last) -> str:
         if self.directory is None or not last.name:
             return ""
-        return (
-            f"Step {last.step:,} is saved in {self.directory.location.written}: run the cell again to continue from it."
-        )
+        saved = f"Step {last.step:,} is saved in {self.directory.location.written}"
+        failures = [rank.failure for rank in self.recorder.record.ranks if rank.failure is not None]
+        is_earlier = self.directory.first is not None and self.directory.first.name == last.name
+        if is_earlier and any(failure.error.endswith(".CheckpointError") for failure in failures):
+            return f"{saved}, but it does not fit: run the cell with --fresh to start over (checkpoints are kept)."
+        return f"{saved}: run the cell again to continue from it, or with --fresh to start over."
 
     def _tell_of_a_new_beginning(self, last: Last) -> None:
         if self.directory is not None and not last.name:

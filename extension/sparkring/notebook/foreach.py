@@ -48,8 +48,8 @@ dies, or whose memory has grown by 512 MB, is replaced. If an item runs out of m
 on only half as many items run at once.
 
 With --checkpoint-dir, the result of each item is kept in that directory. After Stop, a failure or a killed kernel, run
-the cell again: it runs only the items that have no result yet. If you change the code or an item, the affected items
-run again.
+the cell again: it runs only the items that have no result yet. If you change an item, the code, or a value that the
+code uses, the affected items run again. With --keep-results, the results of the changed code are used.
 
 To search for the best values of parameters, iterate over sparkring.search(), which ends poor trials early:
 

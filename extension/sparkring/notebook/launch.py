@@ -111,7 +111,9 @@ _OPTIONS = (
         help="if Spark has lost slots, continue with at least K ranks, and with all ranks once the slots are back",
     ),
     Option("--fresh", action="store_true", help="start from the beginning; existing checkpoints are kept"),
-    Option("--resume", action="store_true", help="continue from a checkpoint even if the cell or its data has changed"),
+    Option(
+        "--resume", action="store_true", help="continue from a checkpoint even if the cell or what it uses has changed"
+    ),
     Option(
         "--timeline",
         action="store_true",

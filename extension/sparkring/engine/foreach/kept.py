@@ -169,7 +169,7 @@ class Kept:
 
     def _count(self, codes: Sequence[Code]) -> str:
         keys = {code.key for code in codes}
-        count = sum(key.partition("-")[2] in keys for key in self._there)
+        count = len({item for item, _, key in (name.partition("-") for name in self._there) if key in keys})
         return f"{describe.counted(count, 'result')} in {self.location.written} {'is' if count == 1 else 'are'}"
 
     def _tell_once(self, text: str) -> None:
