@@ -26,6 +26,7 @@ from sparkring.capture.cell import CapturedName, capture
 from sparkring.capture.first_imports import first_imports
 from sparkring.capture.names import names_read
 from sparkring.capture.packing import pack_call, unpack_call, unpack_names
+from sparkring.capture.rank_use import divides_by_rank
 from sparkring.capture.string_names import names_in_strings
 from sparkring.capture.unread_changes import changed_only
 from sparkring.engine.background import BackgroundRun
@@ -1562,3 +1563,32 @@ def test_what_a_cell_imports_first():
     assert first_imports(source) == ["os", "numpy", "numpy.linalg", "scipy", "scipy.stats"]
     assert first_imports("def f():\n    import numpy\nfrom . import numpy") == []
     assert first_imports("import numpy\n1 +") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "divides"),
+    [
+        ("model = fit(x)", False),
+        ("if rank == 0:\n    print(loss)\n    torch.save(model, path)", False),
+        ("if not hvd.rank() and path:\n    model.save(path)", False),
+        ("rank, world_size = dist.get_rank(), dist.get_world_size()", False),
+        ("local_rank = int(os.environ['LOCAL_RANK'])\ndevice = torch.device('cuda', local_rank)", False),
+        ("model.to(f'cuda:{local_rank}')\ntorch.cuda.set_device(local_rank)", False),
+        ("model.fit(x, verbose=1 if hvd.rank() == 0 else 0)", False),
+        ("dist.init_process_group('gloo', rank=rank, world_size=size)", False),
+        ("sampler = DistributedSampler(data, num_replicas=size, rank=rank)", False),
+        ("rank, loss", False),
+        ("print(f'{rank}: {loss}')", False),
+        ("x = x[rank::size]", True),
+        ("torch.manual_seed(dist.get_rank())", True),
+        ("if rank == 0:\n    lr = 0.1", True),
+        ("if rank == 0:\n    a()\nelse:\n    b()", True),
+        ("lr = lrs[world().rank]", True),
+        ("seed = int(os.environ['RANK'])", True),
+        ("fit(x, hvd.rank())", True),
+        ("def f(", True),
+    ],
+)
+def test_code_that_divides_the_work_by_rank(code, divides):
+    """Code that uses its rank only for output, devices and connections does not divide the work."""
+    assert divides_by_rank(code) == divides

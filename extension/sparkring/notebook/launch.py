@@ -114,6 +114,11 @@ _OPTIONS = (
         action="store_true",
         help="record how Horovod spends its time, and which ranks the others wait for; saved with the run",
     ),
+    Option(
+        "--independent",
+        action="store_true",
+        help="each rank is meant to train a model of its own: do not say that the ranks have exchanged nothing",
+    ),
     AUTOLOG,
     NAME,
     Option(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sparkring.history.describe.text import counted, rank_list, size
 from sparkring.history.events import Failure
+from sparkring.wire.messages import TrainsAlone
 
 
 def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
@@ -61,3 +62,15 @@ def unread_change(name: str) -> str:
         f"`{name}` is changed in the items' processes, but not in the notebook: end the cell with the value that you "
         "want back"
     )
+
+
+def lone_ranks(size: int, reports: Sequence[TrainsAlone], makes_ring: Mapping[str, str]) -> str:
+    """Say that the ranks train without one another, and what to do. `makes_ring` is the attribute of a Framework."""
+    connected = ", although they are connected" if any(report.connected for report in reports) else ""
+    if all(report.ended for report in reports):
+        text = f"the ranks exchanged nothing{connected}: each trained alone, so there are {size} models instead of one."
+    else:
+        text = f"the ranks have exchanged nothing so far{connected}: each trains alone."
+    advice = makes_ring.get(reports[0].library)
+    text += f" To train one model on all ranks, {advice}." if advice else ""
+    return f"{text} If each rank is meant to train alone, add --independent (independent=True for sparkring.run)."
