@@ -56,6 +56,14 @@ def large_value(name: str, size_bytes: int) -> str:
     return f"`{name}` ({size(size_bytes)}) is sent to every rank; if possible, load or create large data on the ranks"
 
 
+def only_on_ranks(names: Sequence[str]) -> str:
+    """Say that a cell has assigned to the notebook's variables `names` on the ranks only."""
+    named = ", ".join(f"`{name}`" for name in names)
+    unchanged = "value does" if len(names) == 1 else "values do"
+    advice = f"--pull {','.join(names)} copies rank 0's"
+    return f"the cell assigns {named} on the ranks only: the notebook's {unchanged} not change. {advice}"
+
+
 def unread_change(name: str) -> str:
     """Return a notice about a notebook value that the cell of each item changes but does not read."""
     return (

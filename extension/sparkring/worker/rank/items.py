@@ -71,9 +71,9 @@ class ItemWork:
             function, _ = packing.unpack_call(self._payload, copies)
             (value,) = packing.unpack_values(payload, buffers)
             return function(value)
-        shell.scripts.update((script.line, script) for script in item.scripts)
         packing.unpack_names(self._payload, self._namespace, copies)
         packing.unpack_names(payload, self._namespace, buffers)
+        shell.begin_cell(item.scripts, self._namespace)
         if self._cell is None:
             self._cell = compile_cell(self._order.source, self._filename)
         return self._cell.run(self._namespace)

@@ -311,7 +311,6 @@ class Rank:
             function, kwargs = packing.unpack_call(payload, buffers)
             self.loaded, self.called = True, function
             return function(**kwargs)
-        shell.scripts.update((script.line, script) for script in request.scripts)
         packing.unpack_names(payload, self.namespace, buffers)
         if request.barrier:
             from sparkring.worker.rank import barrier  # not at the top, since other cells do not need it
@@ -319,6 +318,7 @@ class Rank:
             self.namespace.update(barrier.names(*self.task))
             self.task = (self.task[0], -1)  # the rows can be read only once
         self.loaded = True
+        shell.begin_cell(request.scripts, self.namespace)
         return compile_cell(request.source, stacks.cell_name(self.cells)).run(self.namespace)
 
     def report_value(self, value: Any, pull: tuple[str, ...]) -> None:
