@@ -26,8 +26,9 @@ from sparkring.capture.cell import CapturedName, capture
 from sparkring.capture.first_imports import first_imports
 from sparkring.capture.names import names_read
 from sparkring.capture.packing import pack_call, unpack_call, unpack_names
+from sparkring.capture.rank_use import divides_by_rank
 from sparkring.capture.string_names import names_in_strings
-from sparkring.capture.unread_changes import changed_only
+from sparkring.capture.unread_changes import assigned_again, changed_only
 from sparkring.engine.background import BackgroundRun
 from sparkring.engine.program_gang import ProgramGang
 from sparkring.errors import CaptureError
@@ -1562,3 +1563,92 @@ def test_what_a_cell_imports_first():
     assert first_imports(source) == ["os", "numpy", "numpy.linalg", "scipy", "scipy.stats"]
     assert first_imports("def f():\n    import numpy\nfrom . import numpy") == []
     assert first_imports("import numpy\n1 +") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "divides"),
+    [
+        ("model = fit(x)", False),
+        ("if rank == 0:\n    print(loss)\n    torch.save(model, path)", False),
+        ("if not hvd.rank() and path:\n    model.save(path)", False),
+        ("rank, world_size = dist.get_rank(), dist.get_world_size()", False),
+        ("local_rank = int(os.environ['LOCAL_RANK'])\ndevice = torch.device('cuda', local_rank)", False),
+        ("model.to(f'cuda:{local_rank}')\ntorch.cuda.set_device(local_rank)", False),
+        ("model.fit(x, verbose=1 if hvd.rank() == 0 else 0)", False),
+        ("dist.init_process_group('gloo', rank=rank, world_size=size)", False),
+        ("sampler = DistributedSampler(data, num_replicas=size, rank=rank)", False),
+        ("rank, loss", False),
+        ("print(f'{rank}: {loss}')", False),
+        ("x = x[rank::size]", True),
+        ("torch.manual_seed(dist.get_rank())", True),
+        ("if rank == 0:\n    lr = 0.1", True),
+        ("if rank == 0:\n    a()\nelse:\n    b()", True),
+        ("lr = lrs[world().rank]", True),
+        ("seed = int(os.environ['RANK'])", True),
+        ("fit(x, hvd.rank())", True),
+        ("def f(", True),
+    ],
+)
+def test_code_that_divides_the_work_by_rank(code, divides):
+    """Code that uses its rank only for output, devices and connections does not divide the work."""
+    assert divides_by_rank(code) == divides
+
+
+def fill():
+    globals()["model"] = 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "error"),
+    [
+        ("model = fit()", "does not assign `modle`. Did you mean `model`?"),
+        ("for _ in range(3):\n    modle = 1", ""),
+        ("x = 1", "does not assign `modle`."),
+        ("exec('modle = 1')", ""),
+        ("globals()['modle'] = 1", ""),
+        ("from math import *", ""),
+        ("fill()", ""),
+        ("def f():\n    global modle\n    modle = 1\nf()", ""),
+        ("import __main__\n__main__.modle = 1", ""),
+        ("(modle := 3)", ""),
+    ],
+)
+def test_names_to_pull_that_the_cell_does_not_bind(cell, error):
+    """A name to pull that the ranks cannot have is refused. If the cell may bind names unseen, it is not."""
+    namespace = {"fit": len}
+    exec("def fill():\n    globals()['modle'] = 1", namespace)
+    namespace.update(__name__="__main__")
+    if not error:
+        capture(cell, namespace, pull=("modle",))
+        return
+    with pytest.raises(CaptureError) as caught:
+        capture(cell, namespace, pull=("modle",))
+    assert str(caught.value) == f"--pull modle: the cell {error}"
+
+
+def test_a_name_to_pull_that_only_the_notebook_has():
+    """Such a name is not on the ranks, unless the cell reads it."""
+    with pytest.raises(CaptureError, match="neither assigns nor uses `x`"):
+        capture("1", {"x": [1]}, pull=("x",))
+    assert capture("x.append(1)", {"x": [1]}, pull=("x",)).sent == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "names"),
+    [
+        ("model = fit(model)\nif rank == 0:\n    history = f()", ["model", "history"]),
+        ("model, other = fit(), 1", ["model"]),
+        ("count += 1", ["count"]),
+        ("count = 3", []),
+        ("x = load()", []),
+        ("for count in range(3):\n    model = 1 + 1", []),
+        ("import fun as model\ndef fun(): pass", []),
+        ("fun = make()", []),
+        ("model.weights = f()", []),
+        ("def f():\n    model = fit()", []),
+    ],
+)
+def test_names_of_the_notebook_that_a_cell_assigns(cell, names):
+    """Only assignments count that compute a value, and that do not stand in another cell of the notebook."""
+    values = {"model": 1.5, "history": [], "count": 2, "x": 3, "fun": fill, "rank_": 1}
+    assert assigned_again(cell, values, ["x = load()\nmodel = make()"]) == names

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 from sparkring.capture.cell import capture
 from sparkring.capture.scripts import Script, find_script, read_script, split_arguments
 from sparkring.errors import CaptureError, OptionsError
+from sparkring.notebook.extension import MAGICS
 from sparkring.worker.rank.script import run_script
 
 
@@ -275,3 +277,60 @@ def test_modules_and_notebooks(cell: dict[str, Any], program: Callable[[str], Sc
     cell["before"] = 10
     run_script(find("steps.ipynb"))
     assert (cell["a"], cell["b"]) == (1, 11)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ([("code", "# Parameters\nlr = 1")], "# Parameters\npass"),
+        ([("markdown", "Text.\n\n## Parameters:"), ("code", "lr = 1")], "pass"),
+        ([("markdown", "# **Notebook parameters**"), ("code", "lr = 1")], "pass"),
+        ([("markdown", "# Parameters"), ("code", "x = 0"), ("code", "lr = 1")], "lr = 1"),
+        ([("code", "# Parameters of the optimizer\nlr = 1")], "# Parameters of the optimizer\nlr = 1"),
+    ],
+)
+def test_which_cells_have_parameters(folder: Path, cells: list[tuple[str, str]], expected: str) -> None:
+    """The heading "Parameters", as a comment or in the Markdown cell above, has the same effect as the tag."""
+    written = [{"cell_type": kind, "source": source} for kind, source in cells]
+    (folder / "headed.ipynb").write_text(json.dumps({"nbformat": 4, "cells": written}))
+    assert find_script("headed.ipynb", str, str, {"lr"}).parts[-1][1] == expected
+
+
+def test_parameters_that_the_cell_assigns(folder: Path) -> None:
+    """What the cell assigns before %run is not replaced with defaults, and the output says so once.
+
+    The driver sees what the cell certainly assigns. The rank sees what else the cell has assigned.
+    """
+    cells = [
+        {"cell_type": "code", "source": "lr = 0.1\nsteps = 3", "metadata": {"tags": ["parameters"]}},
+        {"cell_type": "code", "source": "lr_used, steps_used = lr, steps\nsteps = 0"},
+    ]
+    (folder / "train.ipynb").write_text(json.dumps({"nbformat": 4, "cells": cells}))
+
+    def values(cell: str, line: str = "torchrun -n -1") -> tuple[Any, list[str]]:
+        shell = types.SimpleNamespace(
+            user_ns={"items": [{"lr": 1}, {"lr": 2}]},
+            transform_cell=TransformerManager().transform_cell,
+            compile=types.SimpleNamespace(flags=0),
+        )
+        magic, _, rest = line.partition(" ")
+        result = MAGICS[magic].run(shell, f"{rest} --quiet", cell)
+        lines = [line.text for line in result.record.recent]
+        return result.values, [*(notice.text for notice in result.record.notices), *lines]
+
+    last = "\n%run train.ipynb\nlr_used, steps_used"
+    kept = (
+        "%run train.ipynb: `lr` keeps the value from the cell, and its default in the notebook's cell with parameters"
+    )
+    assert values(last[1:]) == ([(0.1, 3)], [])
+    found, lines = values(f"lr = 5{last}")
+    assert found == [(5, 3)]
+    assert lines == [f"{kept} is not assigned"]
+    found, lines = values(f"globals().update(lr=6){last}")
+    assert found == [(6, 3)]
+    assert lines == [f"sparkring: {kept} is not assigned"]
+    assert values(f"if rank:\n    lr = 7{last}") == ([(0.1, 3)], [])
+    found, lines = values(f"lr = item['lr']{last}", "foreach item in items -n -1")
+    assert found == [(1, 3), (2, 3)]
+    assert lines == [f"{kept} is not assigned"]
+    assert values("%run train.ipynb\nlr = 8" + last)[0] == [(8, 3)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkring import TorchDistributor
-from sparkring.errors import OptionsError
+from sparkring.errors import OptionsError, RunFailed
 
 DDP = """
 import os
@@ -219,3 +219,80 @@ def test_torch_distributor_with_a_script(tasks, tmp_path):
             distributor.run(wrong[0], **wrong[1])
     with pytest.raises(OptionsError, match="num_processes must be"):
         TorchDistributor(0)
+
+
+TRAIN = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+
+def fit(model, lr=0.1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+"""
+GROUP = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+"""
+
+
+def test_ranks_that_train_alone(local_gang):
+    """If the ranks train without exchanging anything, a notice says so, unless the code divides the work by rank.
+
+    When a rank has once exchanged values, it may do so again in later cells without being noticed.
+    """
+    local_gang.start(2, framework="torch")
+
+    def notices(code: str, *ranks: int, **options: Any) -> str:
+        local_gang.cell(code, *ranks, framework="torch", **options)
+        return "\n".join(notice.text for notice in local_gang.view.record.notices)
+
+    assert not notices(TRAIN)
+    assert not notices("fit(model, [0.1, 0.2][rank])")
+    assert not notices("fit(model)", 1)
+    assert not notices("fit(model)", independent=True)
+    assert "nothing: each trained alone, so there are 2 models" in notices("fit(model)\nif rank == 0:\n    print(size)")
+    alone = notices(f"{GROUP}\nfit(model)\ndist.barrier()\nrank, dist.get_rank()")
+    assert "nothing, although they are connected" in alone
+    assert "DistributedDataParallel(model)" in alone
+    assert not notices("model = torch.nn.parallel.DistributedDataParallel(model)\nfit(model)")
+    assert not notices("fit(model)")
+    assert not notices("dist.destroy_process_group()\ndel model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "code", "alone"),
+    [
+        ("torch", f"{TRAIN}{GROUP}fit(model)\nfor p in model.parameters():\n    dist.all_reduce(p.data)", False),
+        (
+            "torch",
+            f"{TRAIN}\nimport tempfile\nimport torch.distributed as dist\n"
+            "dist.init_process_group('gloo', rank=0, world_size=1, init_method='file://' + tempfile.mktemp())\n"
+            "fit(torch.nn.parallel.DistributedDataParallel(model))",
+            True,
+        ),
+        ("horovod", f"{TRAIN}\nimport horovod.torch as hvd\nhvd.init()\nfit(model)", True),
+        (
+            "horovod",
+            f"{TRAIN}\nimport horovod.torch as hvd\nhvd.init()\nfit(model)\nhvd.allreduce(torch.ones(1))",
+            False,
+        ),
+    ],
+)
+def test_what_counts_as_an_exchange(local, framework, code, alone):
+    """An average at the end is an exchange. A group that a rank has made for itself alone is none."""
+    local.run(code, framework=framework)
+    assert any("each trained alone" in notice.text for notice in local.view.record.notices) == alone
+
+
+def test_processes_that_a_rank_would_start(local):
+    """mp.spawn() would start a ring on each rank, so it is refused. torchrun as a program only gets a notice."""
+    spawn = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs={})"
+    with pytest.raises(RunFailed, match=r"The cell already runs on 2 ranks\. Call the training function itself"):
+        local.run(spawn.format(2), framework="torch")
+    local.run("import subprocess\nsubprocess.run('true torchrun x', shell=True)", framework="torch")
+    assert "each of the 2 ranks starts `torchrun`" in local.view.record.ranks[0].tail[-1].text

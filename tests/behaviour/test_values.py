@@ -114,7 +114,7 @@ def test_pull_brings_names_of_rank_0(ring):
 def test_pulling_a_missing_name_keeps_the_rest(ring):
     """The error names the missing variable, and has the ranks' results. The other variable is copied."""
     with pytest.raises(ResultError, match="`absent`") as caught:
-        ring.run("best = 5\nrank", pull=("best", "absent"))
+        ring.run("best = 5\nif size > 2:\n    absent = 1\nrank", pull=("best", "absent"))
     assert caught.value.values == {0: 0, 1: 1}
     assert sparkring.last_result.pulled == {"best": 5}
 

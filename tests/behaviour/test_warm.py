@@ -256,7 +256,9 @@ def test_push_and_pull(shared_gang):
     shared_gang.cell("y = rank", 1, 2, pull=("y",))
     assert shared_gang.notebook["y"] == 1
     with pytest.raises(ResultError, match="rank 0 has no variable `nothing`"):
-        shared_gang.cell("rank", pull=("nothing",))
+        shared_gang.cell("if rank:\n    nothing = 1", pull=("nothing",))
+    with pytest.raises(CaptureError, match="Did you mean `y`"):
+        shared_gang.cell("rank", pull=("yy",))
 
 
 @pytest.mark.any_launcher

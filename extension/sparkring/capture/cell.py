@@ -12,7 +12,7 @@ from collections.abc import Collection, Container, Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import sparkring
-from sparkring.capture.names import IMPLICIT, CellNames, global_names, names_read
+from sparkring.capture.names import BINDING, IMPLICIT, CellNames, global_names, names_read
 from sparkring.capture.packing import Packed, PackedObjects, pack
 from sparkring.capture.picklability import Namespace, Problem, by_reference, ipython_names, type_name, walk
 from sparkring.capture.platform_names import INSTEAD_OF
@@ -62,6 +62,9 @@ class Captured(NamedTuple):
         return tuple(name for name in self.names if (name.size_bytes or 0) > LARGE_BYTES)
 
 
+_UNSEEN = "*"  # stands for names that a function may set, but that its code does not show
+
+
 class _Wanted(NamedTuple):
     required: bool
     line: int | None = None
@@ -78,6 +81,7 @@ def capture(
     held: RemoteNames | Container[str] = (),
     on_ranks: Collection[str] = (),
     scripts: Collection[Script] = (),
+    pull: Collection[str] = (),
     dry_run: bool = False,
     numbered: bool = False,
 ) -> Captured:
@@ -90,8 +94,10 @@ def capture(
     on_ranks: names that earlier cells have bound on the ranks.
     scripts: the scripts that the cell runs.
     numbered: whether later payloads are to share the objects of this one.
+    pull: names whose values are wanted back from rank 0.
 
-    Raises SyntaxError if the cell is not valid Python. Raises CaptureError for all names that are defined nowhere. If
+    Raises SyntaxError if the cell is not valid Python. Raises CaptureError for all names that are defined nowhere, and
+    for names in `pull` that the ranks cannot have. If
     there are none, raises CaptureError for all names that the cell needs but whose values cannot be sent. With
     `dry_run`, CaptureError is not raised.
     """
@@ -109,6 +115,9 @@ def capture(
 
     wanted = {name: want for name, want in wanted.items() if not stays(name)}
     missing = _missing(cell, {*namespace} - hidden, {*provided, *reserved, *written, *on_ranks}, also)
+    if not cell.star_imports and _UNSEEN not in written and "__main__" not in source:
+        on_rank_0 = {*wanted, *cell.bound, *provided, *reserved, *written, *on_ranks}
+        missing += _missing_to_pull(pull, on_rank_0, namespace)
     if not dry_run:
         _raise(missing)
 
@@ -196,7 +205,7 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
     """Find the notebook's names that are used by the functions and annotations in the values of `names`.
 
     Return the names that the functions read, the names in string annotations, and the names that the functions
-    set. The first two are dicts from each name to the name whose value uses it.
+    set, with _UNSEEN if they may set others. The first two are dicts from each name to the name whose value uses it.
     """
     used: dict[str, str] = {}
     hints: dict[str, str] = {}
@@ -207,6 +216,7 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
             function = step.value
             if isinstance(function, types.FunctionType) and function.__globals__ is namespace:
                 reads, writes = global_names(function.__code__)
+                written |= set() if BINDING.isdisjoint(reads) else {_UNSEEN}
                 used.update({read: name for read in reads if read in namespace and read not in used})
                 written |= writes
             for hint in names_in_hints_of(step.value):
@@ -244,6 +254,13 @@ def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable
             missing.append((line, name, f"cell line {line} reads `{name}`, {where}"))
     known = {*defined, *later, *cell.bound, *vars(builtins)}
     return [(line, name, f"{what}.{_hint(name, known)}") for line, name, what in sorted(missing)]
+
+
+def _missing_to_pull(pull: Iterable[str], on_rank_0: set[str], namespace: Namespace) -> list[_Complaint]:
+    """Return a complaint for each name to pull that rank 0 will not have at the end of the cell."""
+    missing = [name for name in pull if name not in on_rank_0]
+    uses = {name: "neither assigns nor uses" if name in namespace else "does not assign" for name in missing}
+    return [(0, name, f"--pull {name}: the cell {uses[name]} `{name}`.{_hint(name, on_rank_0)}") for name in missing]
 
 
 def _hint(name: str, known: set[str]) -> str:

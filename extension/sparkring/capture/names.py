@@ -147,7 +147,8 @@ _Known: TypeAlias = frozenset[str] | None
 
 IMPLICIT = {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__", "__package__", "__spec__",
              "__loader__", "__debug__", "__path__", "_exit_code"}  # fmt: skip
-_UNSEEN = {"exec", "globals", "locals", "vars", "run_line_magic", "run_cell_magic", "run_cell"}
+BINDING = {"exec", "globals", "locals", "vars"}  # builtins that may bind names which the code does not show
+_UNSEEN = {*BINDING, "run_line_magic", "run_cell_magic", "run_cell"}
 _PLACE = re.compile(r"\$([A-Za-z_]\w*)|\{([^{}]*)\}")  # parts of a command that IPython replaces with values
 CELL = "<cell>"  # the file name that the compiler's errors show
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))

@@ -24,6 +24,10 @@ from sparkring.wire.messages import Script as Script
 # Matches one word of a line, including its quotes. Words are split as in a shell.
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|["'\\])+""")
 _QUOTED = re.compile(r"""["'\\]""")
+# The comment or the Markdown heading that marks a notebook's cell with parameters.
+_HEADING = re.compile(
+    r"#+\s*(?:%%\s*)?\**(?:(?:notebook|default|input|job|run|papermill|widget)\s+)?parameters?\**\s*:?", re.IGNORECASE
+)
 # The options of IPython's %run that work only in the notebook, each with the part of IPython that it needs.
 _ELSEWHERE = {flag: of for flags, of in (("db", "debugger"), ("plrsTD", "profiler"), ("tN", "timer")) for flag in flags}
 
@@ -68,8 +72,8 @@ def find_script(
 def read_script(written: str, transform: Callable[[str], str] | None = None, given: Collection[str] = ()) -> Script:
     """Read the script at a path. Raises OptionsError if the script cannot be read or is not Python.
 
-    `given` are names that already have values. If the script is a notebook, its cells with the tag `parameters` do not
-    assign defaults to these names.
+    `given` are names that already have values. If the script is a notebook, its cells with parameters (with the tag
+    `parameters`, or with this heading) do not assign defaults to these names.
     """
     path = os.path.abspath(os.path.expanduser(written))
     if not os.path.exists(path) and os.path.isfile(f"{path}.py"):  # the suffix may be left out, as in IPython
@@ -85,11 +89,17 @@ def read_script(written: str, transform: Callable[[str], str] | None = None, giv
     elif transform is None:
         raise OptionsError(f"{path} is not a Python script")
     parts: list[tuple[str, str]] = []
+    parameters: list[int] = []
+    replaced: set[str] = set()
     is_notebook = path.lower().endswith(".ipynb")
     for name, source, has_parameters in _cells(path, data) if is_notebook else [(path, _decoded(path, data), False)]:
         code = _checked(name, transform(source))
-        parts.append((name, _without_defaults(code, given) if has_parameters else code))
-    return Script("", written, path, tuple(parts))
+        if has_parameters:
+            parameters.append(len(parts))
+            replaced |= defaults_in(code) & set(given)
+            code = without_defaults(code, given)
+        parts.append((name, code))
+    return Script("", written, path, tuple(parts), parameters=tuple(parameters), replaced=tuple(sorted(replaced)))
 
 
 def split_arguments(text: str, *, patterns: bool) -> list[str]:
@@ -172,28 +182,61 @@ def _checked(name: str, source: str) -> str:
 
 
 def _cells(path: str, data: bytes) -> list[tuple[str, str, bool]]:
-    """Return each code cell of a notebook: a name for tracebacks, the code, and whether it is tagged `parameters`."""
+    """Return each code cell of a notebook: a name for tracebacks, the code, and whether it has parameters.
+
+    A cell has parameters if it has the tag `parameters`, or if `Parameters` is its first comment or the heading above.
+    """
+    cells: list[tuple[str, str, bool]] = []
+    above = ""
     try:
-        return [
-            (f"{path} cell {number}", "".join(cell["source"]), "parameters" in cell.get("metadata", {}).get("tags", ()))
-            for number, cell in enumerate(json.loads(data)["cells"], 1)
-            if cell["cell_type"] == "code"
-        ]
+        for number, cell in enumerate(json.loads(data)["cells"], 1):
+            text = "".join(cell["source"])
+            if cell["cell_type"] == "code":
+                tagged = "parameters" in cell.get("metadata", {}).get("tags", ())
+                first = text.lstrip().partition("\n")[0]
+                headed = any(_HEADING.fullmatch(line.strip()) for line in (first, above))
+                cells.append((f"{path} cell {number}", text, tagged or headed))
+            lines = text.strip().splitlines()
+            above = lines[-1] if lines and cell["cell_type"] == "markdown" else ""
     except (ValueError, KeyError, TypeError, AttributeError):
         raise OptionsError(f"{path} is not an nbformat 4 notebook") from None
+    return cells
 
 
-def _without_defaults(source: str, given: Collection[str]) -> str:
+def kept_words(written: str, names: Collection[str]) -> str:
+    """Say that parameters of the notebook at the path `written` keep the values that the cell has assigned to them."""
+    one = len(names) == 1
+    named = ", ".join(f"`{name}`" for name in sorted(names))
+    return (
+        f"%run {written}: {named} {'keeps the value' if one else 'keep the values'} from the cell, and "
+        f"{'its default' if one else 'their defaults'} in the notebook's cell with parameters {'is' if one else 'are'} "
+        "not assigned"
+    )
+
+
+def defaults_in(source: str) -> set[str]:
+    """Return the names to which without_defaults() would not assign, if they were given."""
+    return {name for node in parsed(source).body if (name := _default_of(node))}
+
+
+def without_defaults(source: str, given: Collection[str]) -> str:
     """Replace each top-level assignment to a name in `given`, such as `lr = 0.1`, with `pass`."""
     code = source.encode()
     lines = [0, *itertools.accumulate(map(len, code.splitlines(keepends=True)))]  # where each line begins
     for node in reversed(parsed(source).body):
-        match node:
-            case ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name)) if name in given:
-                begin = lines[node.lineno - 1] + node.col_offset
-                end = lines[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
-                code = code[:begin] + b"pass" + b"\n" * code[begin:end].count(b"\n") + code[end:]
+        if _default_of(node) in given:
+            begin = lines[node.lineno - 1] + node.col_offset
+            end = lines[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+            code = code[:begin] + b"pass" + b"\n" * code[begin:end].count(b"\n") + code[end:]
     return code.decode()
+
+
+def _default_of(node: ast.stmt) -> str:
+    """Return the name to which a statement assigns, as in `lr = 0.1`; '' for any other statement."""
+    match node:
+        case ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name)):
+            return name
+    return ""
 
 
 def is_for_ipython(path: str) -> bool:

@@ -1,10 +1,13 @@
-"""Finds names that a cell changes but does not read, as in `results.append(x)`: on a rank, such a change is lost."""
+"""Finds what a cell does to the notebook's names on the ranks only: the notebook keeps the values that it has."""
 
 from __future__ import annotations
 
 import ast
 import collections
+import types
 from collections.abc import Iterable, Mapping
+
+from sparkring.capture.syntax import parsed
 
 _CHANGING = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault", "__setitem__"})
 
@@ -46,3 +49,39 @@ def _is_container(value: object) -> bool:
     if isinstance(value, list | set | dict | collections.deque):
         return True
     return type(value).__module__.partition(".")[0] in ("pandas", "numpy") and hasattr(value, "__setitem__")
+
+
+def assigned_again(source: str, values: Mapping[str, object], cells: Iterable[str] = ()) -> list[str]:
+    """Return the names in `values` to which a cell assigns new values, in the order of the cell.
+
+    Left out are names of modules, functions and classes, assignments of constants and in loops, and assignments that
+    also stand in one of the notebook's other `cells`: the cell probably makes such a name for itself.
+    """
+    others = "\n".join(cells)
+    names: dict[str, None] = {}
+    for statement in _in_blocks(parsed(source).body):
+        match statement:
+            case ast.Assign(targets=targets, value=value) if not isinstance(value, ast.Constant):
+                pass
+            case ast.AugAssign(target=target) | ast.AnnAssign(target=target, value=ast.expr()):
+                targets = [target]
+            case _:
+                continue
+        if (ast.get_source_segment(source, statement) or "\n") in others:
+            continue
+        parts = [part for target in targets for part in getattr(target, "elts", [target])]
+        names.update((part.id, None) for part in parts if isinstance(part, ast.Name))
+    return [name for name in names if name in values and _is_data(name, values[name])]
+
+
+def _in_blocks(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
+    for statement in body:
+        if isinstance(statement, ast.If | ast.With | ast.Try):
+            yield from _in_blocks([*statement.body, *getattr(statement, "orelse", ())])
+        else:
+            yield statement
+
+
+def _is_data(name: str, value: object) -> bool:
+    kinds = types.ModuleType | types.FunctionType | types.BuiltinFunctionType | type | None
+    return not (name.startswith("_") or isinstance(value, kinds))

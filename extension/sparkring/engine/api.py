@@ -280,6 +280,7 @@ def run(
     resume: bool = False,
     background: bool = False,
     timeline: bool = False,
+    independent: bool = False,
     **kwargs: Any,
 ) -> RunResult | BackgroundRun[RunResult]:
     """Call `main(*args, **kwargs)` on a ring of ranks.
@@ -310,6 +311,7 @@ def run(
         resume=resume,
         background=background,
         timeline=timeline,
+        independent=independent,
     )
     options = checked("run()", options, horovod=framework == "horovod")
     spec = RunSpec(Call(main, args, kwargs), options, framework)

@@ -42,6 +42,7 @@ class Options(SharedOptions):
     `least`: the minimum number of ranks for a restart; 0 means as many as at the first start.
     `background`: the notebook does not wait for the run.
     `notify`: the browser shows a notification if the run ends while the user looks at something else.
+    `independent`: each rank is meant to train alone, so the run does not say that the ranks have exchanged nothing.
     `timeline`: Horovod records a timeline. A recording can only begin when Horovod starts, so the run needs new ranks.
     """
 
@@ -56,6 +57,7 @@ class Options(SharedOptions):
     least: int = 0
     resume: bool = False
     timeline: bool = False
+    independent: bool = False
 
     @property
     def size(self) -> int:

@@ -17,6 +17,7 @@ from sparkring.engine.recorder import Recorder
 from sparkring.engine.result import unpack_results
 from sparkring.engine.spec import Outcome
 from sparkring.errors import LaunchError
+from sparkring.frameworks import FRAMEWORKS
 from sparkring.gangs.execution import Execution, Request
 from sparkring.gangs.gang import Gang
 from sparkring.history import describe, reading
@@ -95,6 +96,10 @@ class Supervisor:
         self._told = ""
         self._idle_gpus = IdleGpus()
         self._look_at_gpus = 0.0
+        self._told_of_lone_ranks = (
+            False,
+            False,
+        )  # whether the run has said it, and whether the ranks had ended by then
 
     def watch(self) -> Outcome:
         """Return the outcome when the execution is over. Raises LaunchError if the ranks could not be started."""
@@ -106,7 +111,9 @@ class Supervisor:
             self._tell_of_a_slow_start()
             self._look_for_a_stall()
             self._look_for_idle_gpus()
+            self._look_for_lone_ranks()
             self._answer_questions()
+        self._look_for_lone_ranks()
         if not self.warm:
             self._let_go(LEAVE_GRACE_S)
         return Outcome("finished", results=unpack_results(self.execution))
@@ -310,6 +317,18 @@ class Supervisor:
             self._told = where
             silence = describe.duration(round(time.time() - heard))
             self.recorder.notice(f"the ranks have been silent for {silence}: {where}", until="heard")
+
+    def _look_for_lone_ranks(self) -> None:
+        """If every rank of the ring trains without the others, say so: once during the run, and at the end."""
+        reports = self.execution.alone.values()
+        makes_ring = FRAMEWORKS[self.execution.request.framework].makes_ring
+        if not makes_ring or self.options.independent or len(reports) < self.gang.size:
+            return
+        ended = all(report.ended for report in reports)
+        if self._told_of_lone_ranks != (True, ended):
+            self._told_of_lone_ranks = (True, ended)
+            text = describe.lone_ranks(self.gang.size, list(reports), makes_ring)
+            self.recorder.notice(text, until="" if ended else "ended")
 
     def _look_for_idle_gpus(self) -> None:
         now = time.monotonic()

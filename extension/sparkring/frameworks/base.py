@@ -7,6 +7,7 @@ server through which they find each other.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from sparkring.runtime.world import World
@@ -75,6 +76,7 @@ class Framework(ABC):
     in_task: whether cells get the context and the rows of the Spark task.
     lesson: the cell magic and its help.
     reserved: names that ranks define for a cell, even if the notebook defines them, too.
+    makes_ring: what to change in code for one process so that the ranks train together, by the library that trains.
     timeline: how to make the framework record a timeline; None if it cannot record one.
     """
 
@@ -82,6 +84,7 @@ class Framework(ABC):
     in_task: ClassVar[bool] = False
     lesson: ClassVar[Lesson | None] = None
     reserved: ClassVar[tuple[str, ...]] = ()
+    makes_ring: ClassVar[Mapping[str, str]] = {}
     timeline: ClassVar[Timeline | None] = None
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:

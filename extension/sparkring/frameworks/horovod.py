@@ -5,6 +5,8 @@ The variables are those of Horovod 0.28 (horovod/common/gloo/gloo_context.cc).
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from sparkring.errors import LaunchError
 from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeline
 from sparkring.runtime.world import World
@@ -31,6 +33,13 @@ class Horovod(Framework):
     # Only rank 0 writes the file, but the ring hangs unless the variable is set on all ranks. The timeline should show
     # when each rank was ready for a collective. Horovod leaves this out if its cache is on, so the cache is turned off.
     timeline = Timeline("HOROVOD_TIMELINE", {"HOROVOD_CACHE_CAPACITY": "0"})
+    makes_ring: ClassVar = {
+        "torch": "after `import horovod.torch as hvd`, call `hvd.init()`, train with "
+        "`hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())`, and first call "
+        "`hvd.broadcast_parameters(model.state_dict(), 0)`",
+        "keras": "after `import horovod.tensorflow.keras as hvd`, call `hvd.init()`, compile the model with "
+        "`hvd.DistributedOptimizer(optimizer)`, and fit with `hvd.callbacks.BroadcastGlobalVariablesCallback(0)`",
+    }
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
         from sparkring.frameworks.rendezvous import Store  # imports an HTTP server, which only the driver needs

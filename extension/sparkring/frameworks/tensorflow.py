@@ -6,6 +6,7 @@ The format of TF_CONFIG is documented under tf.distribute.cluster_resolver.TFCon
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start
 from sparkring.runtime.world import World
@@ -35,6 +36,9 @@ class TensorFlow(Framework):
         """,
         "make_model, x, y",
     )
+    makes_ring: ClassVar = {
+        "keras": "make and compile the model in `with tf.distribute.MultiWorkerMirroredStrategy().scope():`"
+    }
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
         super().__init__(host, bind_host, endpoints)

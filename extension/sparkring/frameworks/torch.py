@@ -6,6 +6,8 @@ TORCHELASTIC_RUN_ID tells libraries such as Lightning that the ranks have alread
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from sparkring.frameworks.base import Framework, Lesson, Start
 from sparkring.runtime.world import World
 
@@ -25,6 +27,12 @@ class Torch(Framework):
         """,
         "model, train",
     )
+    makes_ring: ClassVar = {
+        "torch": "call `torch.distributed.init_process_group()`, and train `DistributedDataParallel(model)` from "
+        "torch.nn.parallel",
+        "lightning": 'make the Trainer with `devices="auto"`, or leave `devices` out',
+        "accelerate": "pass the model, the optimizer and the DataLoader to `accelerator.prepare()`",
+    }
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         interface = self.endpoints[world.rank].interface

@@ -10,7 +10,7 @@ from sparkring.capture.first_imports import first_imports
 from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
 from sparkring.launchers.base import Code
 from sparkring.runtime.resume_point import Here
-from sparkring.wire.messages import Buffers, CollectivesEnded, Done, Importing, RankNews, Run, Work
+from sparkring.wire.messages import Buffers, CollectivesEnded, Done, Importing, RankNews, Run, TrainsAlone, Work
 
 # After a failure, wait this long before deciding which failure is the cause. A report that another rank was killed or
 # lost may still arrive, and the loss of that rank is then the cause.
@@ -93,6 +93,7 @@ class Execution:
         self.seconds = 0.0  # how long the slowest rank took; 0 until a rank has finished or failed
         self.given_back = False  # whether the member gave the request back before running it
         self.importing: dict[int, float] = {}  # when a rank last reported an import that delays an interrupt
+        self.alone: dict[int, TrainsAlone] = {}  # by rank, what the ranks that train alone have reported last
         self.collectives_ended = False  # whether a rank has ended its collectives, as requested
         self._decide_at: float | None = None  # when the wait for further failures ends; None if there is no wait
 

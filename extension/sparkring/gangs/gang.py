@@ -296,6 +296,10 @@ class Gang:
                 if self.execution is not None:
                     self.execution.held_up(rank, report)
                 return []
+            case messages.TrainsAlone():
+                if self.execution is not None:
+                    self.execution.alone[rank] = report
+                return []
             case messages.Exited():
                 return self._exited(rank, exit_failure(report))
             case messages.GpuTrouble():

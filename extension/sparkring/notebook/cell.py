@@ -5,10 +5,10 @@ import __future__
 
 import ast
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from sparkring.capture.scripts import Script, find_script, is_for_ipython, path_in
+from sparkring.capture.scripts import Script, find_script, is_for_ipython, kept_words, path_in
 from sparkring.capture.source_lines import FUTURE_LINE
 from sparkring.capture.syntax import parsed
 from sparkring.errors import CaptureError, OptionsError
@@ -113,25 +113,70 @@ def find_scripts(
     scripts: dict[str, Script] = {}
     namespace = {**shell.user_ns, **(values or {})}
 
-    def look_through(tree: ast.AST, where: str = "cell") -> None:
-        for node in ast.walk(tree):
+    def look_through(tree: ast.Module, given: Collection[str], where: str = "cell") -> set[str]:
+        """Look for scripts in the code, and return `given` together with the names that the code certainly assigns."""
+        for node, assigned in _with_assigned(tree.body, set(given)):
             kind, name, line = _magic_call(node) or ("", "", "")
             if (kind, name) != ("run_line_magic", "run") or line in scripts:
                 continue
             try:
                 if values is None and not names_in(path_in(line)).isdisjoint(bound):
                     continue
-                script = find_script(line, lambda text: expand(text, namespace), shell.transform_cell, bound)
+                script = find_script(line, lambda text: expand(text, namespace), shell.transform_cell, assigned)
             except OptionsError as error:
                 raise _error_at(node, where, f"{f'%run {line}'.strip()}: {error}.") from None
             scripts[line] = script
+            inside = assigned
             for part, code in script.parts if is_for_ipython(script.path) else ():
                 inner = parsed(code)
                 _refuse_magics(inner, part)
-                look_through(inner, part)
+                inside = look_through(inner, inside, part)
+        return _assigned(tree.body, set(given))
 
-    look_through(parsed(source))
+    look_through(parsed(source), bound)
     return tuple(scripts.values())
+
+
+def kept_parameters(scripts: Iterable[Script]) -> str:
+    """Say which parameters of the scripts keep the values that the cell assigns, or return ''."""
+    return ". ".join(kept_words(script.written, script.replaced) for script in scripts if script.replaced)
+
+
+def _with_assigned(body: Iterable[ast.stmt], known: set[str]) -> Iterator[tuple[ast.AST, set[str]]]:
+    """Yield all nodes of some statements, each with `known` and the names that are certainly assigned before it."""
+    known = set(known)
+    for statement in body:
+        match statement:
+            case ast.For(target=target, body=inner, orelse=orelse):
+                yield from ((node, known) for node in ast.walk(statement.iter))
+                yield from _with_assigned(inner, known | _stored(target))
+                yield from _with_assigned(orelse, known)
+            case ast.With(body=inner):
+                yield from ((node, known) for item in statement.items for node in ast.walk(item))
+                yield from _with_assigned(inner, known)
+            case ast.If(body=inner, orelse=orelse) | ast.While(body=inner, orelse=orelse):
+                yield from ((node, known) for node in ast.walk(statement.test))
+                yield from _with_assigned(inner, known)
+                yield from _with_assigned(orelse, known)
+            case _:
+                yield from ((node, known) for node in ast.walk(statement))
+        known = _assigned([statement], known)
+
+
+def _assigned(body: Iterable[ast.stmt], known: set[str]) -> set[str]:
+    """Return `known` together with the names that simple statements assign."""
+    for statement in body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            known = known.union(*map(_stored, targets if statement.value else ()))
+        elif isinstance(statement, ast.With):
+            known = _assigned(statement.body, known)
+    return known
+
+
+def _stored(target: ast.AST) -> set[str]:
+    """Return the names that an assignment to `target` binds."""
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def depends_on_items(source: str, bound: Collection[str]) -> bool:

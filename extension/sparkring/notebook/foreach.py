@@ -211,14 +211,15 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     from sparkring.engine.options import Options
     from sparkring.engine.prepare import capture_cell
     from sparkring.engine.spec import Cell, RunSpec
-    from sparkring.notebook.cell import depends_on_items, find_scripts, python_source
+    from sparkring.notebook.cell import depends_on_items, find_scripts, kept_parameters, python_source
     from sparkring.views.tables import show_captured
     from sparkring.worker.rank.expand import expand
 
     clause, options, dry_run = parse(line, lambda text: expand(text, shell.user_ns))
     source, targets = python_source(shell, "foreach", cell), Targets(clause.targets)
     names = targets.names
-    work = Cell(source, shell.user_ns, find_scripts(shell, source, names))
+    scripts = find_scripts(shell, source, names)
+    work = Cell(source, shell.user_ns, scripts)
     if depends_on_items(source, names):
         work = work._replace(scripts_of=lambda values: find_scripts(shell, source, names, values))
     if dry_run:
@@ -231,7 +232,8 @@ def _run(shell: Any, line: str, cell: str) -> Any:
             f"%%foreach: --plan would consume the first item of the iterator `{clause.items}`, so that a later run "
             "would miss this item. Use a list, or make the iterator in the clause."
         )
-    run = ForeachSpec(work, items, options, targets, clause.written, f"%%foreach {line}\n{cell}")
+    code, notice = f"%%foreach {line}\n{cell}", kept_parameters(scripts)
+    run = ForeachSpec(work, items, options, targets, clause.written, code, notice)
     return api.start_foreach(run) if options.background else api.foreach_spec(run)
 
 

@@ -119,6 +119,11 @@ _OPTIONS = (
         action="store_true",
         help="record how Horovod spends its time, and which ranks the others wait for; saved with the run",
     ),
+    Option(
+        "--independent",
+        action="store_true",
+        help="each rank is meant to train a model of its own: do not say that the ranks have exchanged nothing",
+    ),
     AUTOLOG,
     NAME,
     Option(
@@ -237,6 +242,9 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
     return tuple(sorted(ranks)), rest
 
 
+_told: set[str] = set()  # the variables about which _only_on_ranks() has returned a notice
+
+
 def _run_on_ranks(shell: Any, line: str, cell: str) -> Any:
     """`%%ranks`: run the cell on some ranks of the gang that was started last."""
     from sparkring.engine import gang_selection
@@ -264,7 +272,7 @@ def _run_cell(
     from sparkring.engine import api, gang_selection
     from sparkring.engine.prepare import capture_cell
     from sparkring.engine.spec import Cell, RunSpec
-    from sparkring.notebook.cell import find_scripts, python_source, title_of
+    from sparkring.notebook.cell import find_scripts, kept_parameters, python_source, title_of
     from sparkring.views.tables import show_captured
 
     options = parse(magic, line, gang_selection.default_np())
@@ -279,11 +287,30 @@ def _run_cell(
     frame = None
     if options.data and not options.data.isidentifier():
         frame = evaluated(f"{begins} --data", options.data, compile(options.data, "<--data>", "eval"), shell.user_ns)
-    spec = RunSpec(work, options, framework, title, f"{begins} {line}\n{cell}", gang, ranks, frame=frame)
+    notice = ". ".join(filter(None, [kept_parameters(scripts), _only_on_ranks(shell, source, options, gang)]))
+    spec = RunSpec(work, options, framework, title, f"{begins} {line}\n{cell}", gang, ranks, frame=frame, notice=notice)
     if options.dry_run:
         show_captured(capture_cell(spec, work).table)
         return None
     return api.start_spec(spec) if options.background else api.run_spec(spec)
+
+
+def _only_on_ranks(shell: Any, source: str, options: Options, gang: Any) -> str:
+    """Return a notice if the cell assigns to variables of the notebook, for each variable once; otherwise ''.
+
+    On a warm gang, later cells use the values that the ranks have.
+    """
+    from sparkring.capture.unread_changes import assigned_again
+    from sparkring.history import describe
+
+    if gang is not None or options.dry_run:
+        return ""
+    hidden = getattr(shell, "user_ns_hidden", ())
+    values = {name: value for name, value in shell.user_ns.items() if name not in hidden}
+    cells = (cell for cell in shell.user_ns.get("In", ()) if not cell.startswith("get_ipython().run_cell_magic"))
+    names = [name for name in assigned_again(source, values, cells) if name not in {*options.pull, *_told}]
+    _told.update(names)
+    return describe.only_on_ranks(names) if names else ""
 
 
 def _launch_magic(framework: str) -> Magic:

@@ -63,7 +63,7 @@ class ForeachSpec(NamedTuple):
     """What to run for each item of `iterable`, and with which options.
 
     `work` is a cell, whose `targets` are bound to the item, or a function, which is called with the item. `title` and
-    `code` have the same meanings as in RunSpec.
+    `code` have the same meanings as in RunSpec, as does the `notice`.
     """
 
     work: Cell | Call
@@ -72,6 +72,7 @@ class ForeachSpec(NamedTuple):
     targets: Targets | None = None
     title: str = ""
     code: str | None = None
+    notice: str = ""
 
 
 class Prepared(NamedTuple):
@@ -130,6 +131,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
     notices += tuple(mount_notices(spec.work, names, packed.work.parts))
     if packed.meaning is not None and packed.meaning.incomparable:
         notices += (unnoticed(packed.meaning.incomparable),)
+    notices += (spec.notice,) if spec.notice else ()
     notices += tuple(preflight.notices(launches, options.framework))
     work = _for_ranks(packed, options)
     return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)

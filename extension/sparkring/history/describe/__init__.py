@@ -12,6 +12,8 @@ from sparkring.history.describe.gangs import gang_gone as gang_gone
 from sparkring.history.describe.gangs import gang_kept as gang_kept
 from sparkring.history.describe.gangs import interrupted as interrupted
 from sparkring.history.describe.gangs import large_value as large_value
+from sparkring.history.describe.gangs import lone_ranks as lone_ranks
+from sparkring.history.describe.gangs import only_on_ranks as only_on_ranks
 from sparkring.history.describe.gangs import unread_change as unread_change
 from sparkring.history.describe.gangs import waiting_for_imports as waiting_for_imports
 from sparkring.history.describe.gangs import waiting_for_ranks as waiting_for_ranks

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sparkring.history.describe.text import counted, rank_list, size
 from sparkring.history.events import Failure
+from sparkring.wire.messages import TrainsAlone
 
 
 def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
@@ -55,9 +56,29 @@ def large_value(name: str, size_bytes: int) -> str:
     return f"`{name}` ({size(size_bytes)}) is sent to every rank; if possible, load or create large data on the ranks"
 
 
+def only_on_ranks(names: Sequence[str]) -> str:
+    """Say that a cell has assigned to the notebook's variables `names` on the ranks only."""
+    named = ", ".join(f"`{name}`" for name in names)
+    unchanged = "value does" if len(names) == 1 else "values do"
+    advice = f"--pull {','.join(names)} copies rank 0's"
+    return f"the cell assigns {named} on the ranks only: the notebook's {unchanged} not change. {advice}"
+
+
 def unread_change(name: str) -> str:
     """Return a notice about a notebook value that the cell of each item changes but does not read."""
     return (
         f"`{name}` is changed in the items' processes, but not in the notebook: end the cell with the value that you "
         "want back"
     )
+
+
+def lone_ranks(size: int, reports: Sequence[TrainsAlone], makes_ring: Mapping[str, str]) -> str:
+    """Say that the ranks train without one another, and what to do. `makes_ring` is the attribute of a Framework."""
+    connected = ", although they are connected" if any(report.connected for report in reports) else ""
+    if all(report.ended for report in reports):
+        text = f"the ranks exchanged nothing{connected}: each trained alone, so there are {size} models instead of one."
+    else:
+        text = f"the ranks have exchanged nothing so far{connected}: each trains alone."
+    advice = makes_ring.get(reports[0].library)
+    text += f" To train one model on all ranks, {advice}." if advice else ""
+    return f"{text} If each rank is meant to train alone, add --independent (independent=True for sparkring.run)."

@@ -73,6 +73,7 @@ from sparkring.wire.messages.rank_reports import Importing as Importing
 from sparkring.wire.messages.rank_reports import PackedValue as PackedValue
 from sparkring.wire.messages.rank_reports import RankNews as RankNews
 from sparkring.wire.messages.rank_reports import SourceLine as SourceLine
+from sparkring.wire.messages.rank_reports import TrainsAlone as TrainsAlone
 from sparkring.wire.messages.run_reports import CheckpointDamaged as CheckpointDamaged
 from sparkring.wire.messages.run_reports import CheckpointFailed as CheckpointFailed
 from sparkring.wire.messages.run_reports import CheckpointRemoved as CheckpointRemoved
@@ -111,7 +112,7 @@ Told = (
     | CheckpointRestored
     | CheckpointRemoved
 )
-RankReport = Done | Failed | Importing | CollectivesEnded | Told
+RankReport = Done | Failed | Importing | CollectivesEnded | TrainsAlone | Told
 Report = MemberReport | RankReport
 Kept = Output | GpuUsed | RankUsed | TimelinePart | Told  # passed to the run's record unchanged
 Message = MemberOrder | RankOrder | Report | ModelUsed

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.world import World
-from sparkring.wire.messages.fields import Buffers, PathKind, SignalNumber, Stream
+from sparkring.wire.messages.fields import Buffers, Count, PathKind, SignalNumber, Stream
 
 
 class Stop(NamedTuple):
@@ -95,6 +95,8 @@ class Script(NamedTuple):
     inside: whether to run the script in the cell's own namespace.
     any_exit: whether every sys.exit() counts as a success.
     patterns: whether to expand `*`, `?` and `[…]` in the arguments.
+    parameters: the indices of the parts that assign defaults to parameters.
+    replaced: the parameters that have been given a value, and whose defaults have been left out of `parts`.
     """
 
     line: str
@@ -107,6 +109,8 @@ class Script(NamedTuple):
     inside: bool = False
     any_exit: bool = False
     patterns: bool = True
+    parameters: tuple[Count, ...] = ()
+    replaced: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

@@ -1,9 +1,11 @@
 """The messages that a rank sends to the driver about the request that it is running. Its member passes them on."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sparkring.wire.messages.fields import Buffers, Count, FailureCause, Port
 from sparkring.wire.messages.gpus import GpuFault
+
+Library = Literal["torch", "lightning", "accelerate", "keras"]
 
 
 class RankNews(NamedTuple):
@@ -109,3 +111,14 @@ class Importing(NamedTuple):
 
 class CollectivesEnded(NamedTuple):
     """The rank is about to end collectives, as a Release requested. A rank without collectives does not send this."""
+
+
+class TrainsAlone(NamedTuple):
+    """The rank has trained with `library`, but has exchanged nothing with other ranks so far.
+
+    `connected` says whether the rank was in a group with others, and `ended` whether the request's code has ended.
+    """
+
+    library: Library
+    connected: bool
+    ended: bool

@@ -115,7 +115,7 @@ class BatchWork:
         if self._order.parts:  # otherwise, this is the second attempt of a run, whose values are already there
             payload, *buffers = self._order.parts
             packing.unpack_names(payload, self._namespace, buffers)
-        shell.scripts.update((script.line, script) for script in self._order.scripts)
+        shell.begin_cell(self._order.scripts, self._namespace)
         self._order = self._order._replace(parts=())
         self._begin = order
         self._compiled = compile_cell(self._order.source, stacks.cell_name(self.cell))

@@ -72,10 +72,10 @@ class ItemWork:
             (value,) = packing.unpack_values(payload, buffers, first)
             del first  # it holds what was only needed to load the values
             return function(value)
-        shell.scripts.update((script.line, script) for script in item.scripts)
         packing.unpack_names(self._payload, self._namespace, copies, first)
         packing.unpack_names(payload, self._namespace, buffers, first)
         del first
+        shell.begin_cell(item.scripts, self._namespace)
         if self._cell is None:
             self._cell = compile_cell(self._order.source, self._filename)
         return self._cell.run(self._namespace)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import socket
+import sys
 import types
 from typing import Any
 
 from sparkring.compat import horovod_autograph, horovod_keras_3
 from sparkring.errors import SparkringError
-from sparkring.worker.rank import jax_ring
+from sparkring.worker.rank import exchange, jax_ring
 from sparkring.worker.rank.imports import when_imported
 
 # Lightning's packages: for the Trainer and for Fabric, under the new and the old names.
@@ -27,11 +29,15 @@ def prepare() -> None:
     when_imported("horovod.tensorflow.util", horovod_autograph.adapt_subgraphs)
     when_imported("horovod.tensorflow.elastic", horovod_keras_3.adapt_elastic)
     jax_ring.prepare()
+    exchange.prepare()
     for package in _LIGHTNING:
         when_imported(f"{package}.accelerators.cpu", _count_ranks_as_devices)
         when_imported(f"{package}.strategies.launchers.multiprocessing", _refuse_spawned_ranks)
     when_imported("torch.distributed.rendezvous", _bind_store)
     when_imported("torch.distributed.launcher.api", _refuse_elastic_launches)
+    when_imported("torch.multiprocessing.spawn", _refuse_processes_of_torch)
+    when_imported("horovod.runner", _refuse_horovod_runs)
+    when_imported("subprocess", _warn_of_launchers)
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.callbacks", _send_histories_without_model)
 
@@ -120,13 +126,30 @@ def _bound(host: str, port: int) -> int | None:
     return bound.detach()
 
 
+_CALL_IT = "Call the training function itself, instead of passing it to {}."
+# Programs that start a ring of their own. Words that begin with a dash or that are paths are not recognised.
+_LAUNCHERS = re.compile(
+    r"(?:^|[\s/])(torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed|horovodrun)\s"
+)
+
+
 def _refuse_elastic_launches(module: types.ModuleType) -> None:
     """Refuse to start ranks from a rank with torch's elastic launch, as Accelerate's notebook_launcher() does."""
-    _refuse_on_a_ring(
-        getattr(module, "elastic_launch", None),
-        "__call__",
-        "Call the training function itself, instead of passing it to notebook_launcher() or another launcher.",
-    )
+    advice = _CALL_IT.format("notebook_launcher() or another launcher")
+    _refuse_on_a_ring(getattr(module, "elastic_launch", None), "__call__", advice)
+
+
+def _refuse_processes_of_torch(module: types.ModuleType) -> None:
+    """Refuse torch.multiprocessing.spawn() and start_processes(), which Accelerate's debug_launcher() calls."""
+    _refuse_on_a_ring(module, "start_processes", _CALL_IT.format("mp.spawn() or another launcher"), several=True)
+    package: Any = sys.modules["torch.multiprocessing"]
+    if hasattr(package, "start_processes"):  # otherwise it is being imported, and takes the new function afterwards
+        package.start_processes = module.start_processes
+
+
+def _refuse_horovod_runs(module: types.ModuleType) -> None:
+    """Refuse horovod.run() on a rank."""
+    _refuse_on_a_ring(module, "run", _CALL_IT.format("horovod.run()"))
 
 
 def _refuse_spawned_ranks(module: types.ModuleType) -> None:
@@ -138,21 +161,51 @@ def _refuse_spawned_ranks(module: types.ModuleType) -> None:
     )
 
 
-def _refuse_on_a_ring(owner: type | None, name: str, advice: str) -> None:
-    """Make the method `name` of `owner` raise SparkringError on a rank of a ring of torch.distributed.
+def _warn_of_launchers(module: types.ModuleType) -> None:
+    """Say so if a rank starts a program such as torchrun, which starts a ring of its own."""
+    popen = module.Popen
+    start = popen.__init__
+
+    @functools.wraps(start)
+    def init(self: Any, args: Any, *others: Any, **options: Any) -> None:
+        size = _ring_size()
+        if size > 1:
+            words = [args] if isinstance(args, str | bytes | os.PathLike) else list(args)
+            launcher = _LAUNCHERS.search(f"{' '.join(map(os.fsdecode, words))} ")
+            if launcher is not None:
+                starts = f"each of the {size} ranks starts `{launcher[1]}`, which starts a ring of its own"
+                print(f"sparkring: {starts}: use %run, or -n -1", file=sys.stderr)
+        start(self, args, *others, **options)
+
+    popen.__init__ = init
+
+
+def _ring_size() -> int:
+    """Return the number of ranks of this rank's ring of torch.distributed or Horovod; 1 if there is no such ring."""
+    torch = os.environ.get("WORLD_SIZE", "1") if "TORCHELASTIC_RUN_ID" in os.environ else "1"
+    return max(int(torch), int(os.environ.get("HOROVOD_SIZE", "1")))
+
+
+def _refuse_on_a_ring(owner: Any, name: str, advice: str, *, several: bool = False) -> None:
+    """Make the function or method `name` of `owner` raise SparkringError on a rank of a ring.
 
     Each rank would start a ring of its own. So the same training would run several times, or it would fail because all
-    rings use the same port.
+    rings use the same port. With `several`, calls with nprocs=1 are allowed.
     """
-    if owner is None:  # another version of the library
+    original = getattr(owner, name, None)
+    if original is None:  # another version of the library
         return
-    method = getattr(owner, name)
 
-    @functools.wraps(method)
-    def method_unless_on_a_ring(*args: object, **kwargs: object) -> object:
-        size = int(os.environ.get("WORLD_SIZE", "1"))
-        if "TORCHELASTIC_RUN_ID" in os.environ and size > 1:
+    @functools.wraps(original)
+    def unless_on_a_ring(*args: Any, **kwargs: Any) -> Any:
+        size = _ring_size()
+        if size > 1 and not (several and _number_of_processes(*args, **kwargs) == 1):
             raise SparkringError(f"The cell already runs on {size} ranks. {advice}")
-        return method(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    setattr(owner, name, method_unless_on_a_ring)
+    setattr(owner, name, unless_on_a_ring)
+
+
+def _number_of_processes(fn: object, args: object = (), nprocs: int = 1, *_: object, **__: object) -> int:
+    """Take the arguments of torch.multiprocessing.start_processes(), and return the number of processes."""
+    return nprocs

@@ -57,6 +57,12 @@ class OwnModules:
         return found
 
 
+def own_files() -> list[str]:
+    """Return the paths of the user's own modules that this process has imported."""
+    specs = [spec for name in list(sys.modules) if (spec := _spec(name)) is not None and _is_own(spec)]
+    return [spec.origin or "" for spec in specs]
+
+
 def _spec(name: str) -> ModuleSpec | None:
     """Return a module's spec, without reading an attribute, which would load a lazy module."""
     try:

@@ -33,6 +33,7 @@ from sparkring.worker.rank import (
     children,
     collectives,
     displays,
+    exchange,
     imports,
     libraries,
     mlflow_autolog,
@@ -83,6 +84,8 @@ class Rank:
         stacks.install(stack_fd)
         shell.find_python_first()
         self.namespace = _fresh_main()
+        self.request: messages.Run | None = None  # the request whose code is running
+        self.called: object = None  # the function that the request calls
         self.names_told: set[str] = set()
         self.loaded = False  # whether all values that were sent with this request have been loaded
         self.interrupt_waits = False  # whether an interrupt is waiting for an import to finish
@@ -96,7 +99,7 @@ class Rank:
         task_context.provide(context)
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
-    def tell(self, message: messages.Told | messages.Failed | messages.Importing) -> None:
+    def tell(self, message: messages.Told | messages.Failed | messages.Importing | messages.TrainsAlone) -> None:
         """Send a small message to the driver, unless this is a process that the user has forked."""
         if os.getpid() == self.pid:
             with held_back():  # after an interrupt in the middle of a message, no other message could be sent
@@ -114,6 +117,8 @@ class Rank:
             readable, _, _ = select.select([self.home], [], [], FLUSH_EVERY_S)
             with flushing:
                 streams.flush()
+            if (request := self.request) is not None:
+                self.tell_if_alone(exchange.early, request)
             if self.interrupt_waits:
                 signal.pthread_kill(main_thread, signal.SIGINT)  # interrupt() checks again whether to wait
             if not readable:
@@ -184,10 +189,21 @@ class Rank:
 
         sparkdl.install()
 
+    def tell_if_alone(self, check: exchange.Check, request: messages.Run) -> None:
+        """Tell the driver if `check` finds that the rank trains without the other ranks."""
+        try:
+            report = check(request, self.namespace, self.called)
+        except Exception:  # the check reads the user's objects, and must not fail the run
+            return
+        if report is not None:
+            self.tell(report)
+
     def run(self, request: messages.Run) -> None:
         """Run one request and report how it ended. sys.exit() with a code other than 0 counts as a failure."""
         self.began = time.monotonic()
         self.loaded = self.item_ends = False
+        self.called = None
+        exchange.begin()
         if request.what == "item" and self.work is not None:
             number = self.cells = 1  # all items run the same cell
             request = self.work.whole(request)
@@ -202,12 +218,14 @@ class Rank:
                 # Set the handler for each request, since the previous cell may have set a handler of its own.
                 signal.signal(signal.SIGINT, self.interrupt)
                 try:
+                    self.request = request
                     value = self.compute(request)
                 except SystemExit as end:
                     if exit_code(end) != 0:
                         raise
                     value = None
                 finally:
+                    self.request = None
                     self.ended = time.time()
                     self.notebook.leave_run()
                 displays.finish()
@@ -217,6 +235,9 @@ class Rank:
                 self.interrupt_waits = False
             if os.getpid() != self.pid:
                 _leave_forked_child(0)
+            self.tell_if_alone(exchange.alone, request)
+            if (rows := exchange.same_rows()) and world.world().rank == 0:
+                _print(f"sparkring: {rows}\n")
             self.report_value(value, request.pull)
         except BaseException as error:  # whatever ends the user's code is the outcome, and is reported
             was_ended = self.item_ends  # read this first, since the driver may end the item at any time
@@ -304,9 +325,8 @@ class Rank:
         payload, *buffers = request.parts
         if request.what == "call":
             function, kwargs = packing.unpack_call(payload, buffers)
-            self.loaded = True
+            self.loaded, self.called = True, function
             return function(**kwargs)
-        shell.scripts.update((script.line, script) for script in request.scripts)
         packing.unpack_names(payload, self.namespace, buffers)
         if request.barrier:
             from sparkring.worker.rank import barrier  # not at the top, since other cells do not need it
@@ -314,6 +334,7 @@ class Rank:
             self.namespace.update(barrier.names(self.rows))
             self.rows = -1  # the rows can be read only once
         self.loaded = True
+        shell.begin_cell(request.scripts, self.namespace)
         return compile_cell(request.source, stacks.cell_name(self.cells)).run(self.namespace)
 
     def report_value(self, value: Any, pull: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sparkring.errors import OptionsError
@@ -23,6 +24,19 @@ COMMAND_CHARACTERS = 200  # a longer command is cut when its failure is reported
 MOST_FAILURES = 20  # how many different failures of commands a rank reports for one request
 
 scripts: dict[str, Script] = {}  # the scripts that came with cells; the key is the text after %run in the cell
+
+# The cell's variables when it began, if it runs a script with parameters. Defaults that such a script has assigned are
+# added to them.
+_at_start: dict[str, Any] = {}
+_told: set[str] = set()  # what _with_given() has said
+
+
+def begin_cell(sent: Iterable[Script], namespace: Mapping[str, Any]) -> None:
+    """Begin a cell with the scripts that came with it and with the variables in `namespace`."""
+    scripts.update((script.line, script) for script in sent)
+    _at_start.clear()
+    if any(script.parameters for script in scripts.values()):
+        _at_start.update(namespace)
 
 
 _raises = False  # whether a command that fails raises an error
@@ -114,10 +128,14 @@ class Shell:
             raise OptionsError(
                 f"%run {line}: the script was not sent with the cell. Write the %run line in the cell itself."
             )
-        from sparkring.capture.scripts import split_arguments
+        from sparkring.capture.scripts import defaults_in, split_arguments
 
-        found = scripts[line]
-        run_script(found, split_arguments(self._expand(found.arguments), patterns=found.patterns))
+        found, variables = scripts[line], vars(sys.modules["__main__"])
+        arguments = split_arguments(self._expand(found.arguments), patterns=found.patterns)
+        defaults = set().union(*(defaults_in(found.parts[index][1]) for index in found.parameters))
+        given = {name for name in defaults if name in variables and variables[name] is not _at_start.get(name, scripts)}
+        run_script(_with_given(found, given) if given else found, arguments)
+        _at_start.update((name, variables[name]) for name in defaults - given if name in variables)
 
     def _time(self, line: str) -> Any:
         namespace = sys.modules["__main__"].__dict__
@@ -157,6 +175,25 @@ def _check(command: str, code: int) -> None:
     if failure not in _failures and len(_failures) < MOST_FAILURES:
         _failures.add(failure)
         report.tell(CommandFailed(*failure))
+
+
+def _with_given(script: Script, given: Collection[str]) -> Script:
+    """Return a script without the defaults of the parameters `given`, to which the cell has assigned values.
+
+    The driver has left out the defaults of names that the cell certainly assigns. This is for the others, which the
+    cell assigns in a branch or with globals(), for example.
+    """
+    from sparkring.capture.scripts import kept_words, without_defaults
+
+    parts = list(script.parts)
+    for index in script.parameters:
+        name, code = parts[index]
+        parts[index] = name, without_defaults(code, given)
+    words = kept_words(script.written, given)
+    if words not in _told:
+        _told.add(words)
+        print(f"sparkring: {words}", file=sys.stderr)
+    return script._replace(parts=tuple(parts))
 
 
 def get_ipython() -> Shell:
