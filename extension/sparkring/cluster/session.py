@@ -38,7 +38,7 @@ def find_session(size: int, say: Callable[[str], None], *, here: bool = True) ->
     machine instead of Spark tasks.
     """
     global _own
-    pyspark = require("pyspark", f"a run on {size} Spark tasks", LaunchError, otherwise=or_here(size, here))
+    pyspark = require("pyspark", "a run in Spark tasks", LaunchError, otherwise=or_here(size, here))
     from py4j.protocol import Py4JNetworkError
 
     if connect := only_connect():
