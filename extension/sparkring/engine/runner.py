@@ -35,6 +35,8 @@ class Run:
         recorder = self.recorder
         try:
             outcome = self._outcome()
+            for notice in outcome.results.notices:
+                recorder.notice(notice)
             with self.interrupts:
                 record = close(recorder, outcome)
         except BaseException as error:  # complete the record and the view, then raise the error again
@@ -45,8 +47,8 @@ class Run:
             raise
         if outcome.ending != "finished":
             raise error_of(outcome, record)
-        values, pulled, problems = outcome.results
-        result = RunResult(values, pulled, record, tuple(problems))
+        values, pulled, lost, _ = outcome.results
+        result = RunResult(values, pulled, record, tuple(map(str, lost)))
         self.prepared.on_result(result)
         return result
 
@@ -69,9 +71,9 @@ class Run:
 
 def close(recorder: Recorder, outcome: Outcome) -> RunRecord:
     """Record how a run has ended."""
-    problems = outcome.results.problems
+    lost = outcome.results.lost
     if outcome.ending == "finished":
-        return recorder.close("failed" if problems else "finished", "; ".join(problems))
+        return recorder.close("failed" if lost else "finished", "; ".join(map(str, lost)))
     ending = outcome.ending if outcome.ending in ("interrupted", "timed out") else "failed"
     return recorder.close(ending, outcome.reason, outcome.rank)
 

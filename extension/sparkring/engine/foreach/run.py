@@ -340,6 +340,7 @@ class ForeachRun:
             options.timeout_each_s,
             queues=options.np > 0,
             ahead=options.each == 1 and self.prepared.items.steering is None,
+            folder=recorder.record.log_folder,
         )
         return Pool(
             self.prepared.items,
