@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from sparkring.engine.prepare import PreparedRun
 from sparkring.engine.questions import Questions
 from sparkring.engine.recorder import Recorder
@@ -34,7 +36,8 @@ class Run:
         """
         recorder = self.recorder
         try:
-            outcome = self._outcome()
+            with self._directory_owned():
+                outcome = self._outcome()
             for notice in outcome.results.notices:
                 recorder.notice(notice)
             with self.interrupts:
@@ -51,6 +54,14 @@ class Run:
         result = RunResult(values, pulled, record, tuple(map(str, lost)))
         self.prepared.on_result(result)
         return result
+
+    def _directory_owned(self) -> AbstractContextManager[None]:
+        directory = self.prepared.directory
+        if directory is None:
+            return nullcontext()
+        from sparkring.checkpointing.owners import owned
+
+        return owned(directory.location, self.recorder.record.run_id)
 
     def _outcome(self) -> Outcome:
         prepared = self.prepared
