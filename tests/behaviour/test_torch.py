@@ -67,6 +67,32 @@ def test_distributed_data_parallel(ring, notebook_cell):
     assert first[3:] == second[3:] == [[True] * 3, [-3.0, 6.0]]
 
 
+def test_a_wrapped_model_comes_back_as_the_bare_model(pair):
+    """By --pull and as the value, also in other objects. One notice says what was left out."""
+    namespace: dict[str, Any] = {}
+    result = pair.run(
+        """
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        class Trainer: pass
+        trainer = Trainer()
+        trainer.model, trainer.optimizer = model, torch.optim.SGD(model.parameters(), 0.1)
+        dist.destroy_process_group()
+        {"best": model}
+        """,
+        framework="torch",
+        pull=("model", "trainer"),
+        namespace=namespace,
+    )
+    models = [namespace["model"], namespace["trainer"].model, *(value["best"] for value in result.values)]
+    assert {type(model).__name__ for model in models} == {"Linear"}
+    assert len({tuple(model.weight.flatten().tolist()) for model in models}) == 1
+    (notice,) = result.record.notices
+    assert "the value, `model` and `trainer` without DistributedDataParallel" in notice.text
+
+
 @pytest.mark.slow
 def test_two_groups_one_after_another(pair, tmp_path):
     """A process group can be closed and opened again in one cell, at the same address.
@@ -98,8 +124,11 @@ def test_two_groups_one_after_another(pair, tmp_path):
 
 @pytest.mark.slow
 def test_fully_sharded(pair):
-    """FSDP shards the parameters among the ranks, and trains one model on different data."""
-    first, second = pair.run(
+    """FSDP shards the parameters among the ranks, and trains one model on different data.
+
+    The whole model comes back, although the process group has been destroyed by then.
+    """
+    result = pair.run(
         """
         import torch, torch.distributed as dist
         from torch import nn
@@ -126,7 +155,13 @@ def test_fully_sharded(pair):
         [losses[0], losses[-1], mine, whole]
         """,
         framework="torch",
-    ).values
+        pull=("model", "optimizer"),
+    )
+    first, second = result.values
+    model, optimizer = result.pulled.values()
+    assert [type(layer).__name__ for layer in (model, *model)] == ["Sequential", "Linear", "ReLU", "Linear"]
+    assert [parameter.flatten().tolist() for parameter in model.parameters()] == first[3]
+    assert [type(each) for each in optimizer.param_groups[0]["params"]] == [type(each) for each in model.parameters()]
     assert first[3] == second[3]
     assert first[2] + second[2] == 8 * 16 + 16 + 16 + 1
     assert all(end < start / 5 for start, end, *_ in (first, second))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import builtins
 import os
+import pickle
+import re
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +130,42 @@ def test_a_result_that_cannot_be_pickled(ring):
     assert caught.value.values == {0: 5}
     assert sparkring.last_result.values == [5, None]
     assert caught.value.record.outcome == "failed"
+
+
+@pytest.mark.any_launcher
+def test_what_cannot_be_rebuilt_is_saved(ring, tmp_path, monkeypatch):
+    """The error has the line that loads the value, which works once its module can be imported. The rest is bound."""
+    namespace: dict[str, Any] = {}
+    with pytest.raises(ResultError, match="No module named 'only_on_ranks'") as caught:
+        ring.run(
+            """
+            import sys, types, numpy as np
+            sys.modules["only_on_ranks"] = module = types.ModuleType("only_on_ranks")
+            exec("class Net: pass", vars(module))
+            net, history = module.Net(), [1.0]
+            net.weights = np.arange(3.0)
+            """,
+            pull=("net", "history"),
+            namespace=namespace,
+        )
+    assert namespace["history"] == [1.0]
+    assert ".pulled (history)" in str(caught.value)
+    module = types.ModuleType("only_on_ranks")
+    exec("class Net: pass", vars(module))
+    monkeypatch.setitem(sys.modules, "only_on_ranks", module)
+    line = re.search("can be imported: (file = .*)[.]\n", str(caught.value))[1]
+    exec(f"import pickle\n{line}\nfile.close()", namespace)
+    assert namespace["net"].weights.tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.any_launcher
+def test_what_cannot_be_pickled_is_saved_in_part(ring):
+    """The attributes that can be pickled are in the run's folder."""
+    cell = "import threading, types\ntrainer = types.SimpleNamespace(loss=0.5, lock=threading.Lock())"
+    with pytest.raises(ResultError, match=r"Without [.]lock") as caught:
+        ring.run(cell, pull=("trainer",))
+    path = re.search(r'open\("(.*)", "rb"\)', str(caught.value))[1]
+    assert pickle.loads(Path(path).read_bytes()) == {"loss": 0.5}
 
 
 @pytest.mark.slow

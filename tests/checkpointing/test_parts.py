@@ -1,6 +1,8 @@
 """How the objects in a state are saved and restored. TensorFlow's objects are tested in test_keras.py."""
 
 import copy
+import dataclasses
+import functools
 import json
 import random
 from collections import Counter, namedtuple
@@ -464,3 +466,99 @@ def test_a_process_group_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(torch.distributed.fsdp, "FullyShardedDataParallel", Wrapped)
     with pytest.raises(CheckpointError, match=r"state\['m'\] is sharded .*get_model_state_dict"):
         tree_of({"m": torch.nn.Sequential(Wrapped(1, 1))})
+
+
+@dataclasses.dataclass
+class Epoch:
+    loss: float
+    weights: np.ndarray | None = None
+
+    @functools.cached_property
+    def rounded(self):
+        return round(self.loss)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    rate: float
+    sizes: tuple[int, ...] = ()
+    best: Epoch | None = None
+
+
+def test_dataclasses_are_restored_in_place():
+    """Nested, frozen and slotted ones; arrays keep their memory, and cached properties are computed again."""
+    saved = kept({"settings": Settings(0.1, (1, 2), Epoch(3.0, np.arange(2.0)))})
+    epoch = Epoch(9.0, np.zeros(2))
+    assert epoch.rounded == 9
+    state = {"settings": (settings := Settings(0.5, (), epoch))}
+    weights = epoch.weights
+    put_back(state, saved)
+    assert state["settings"] is settings
+    assert (settings.rate, settings.sizes, epoch.loss, epoch.rounded) == (0.1, (1, 2), 3.0, 3)
+    assert settings.best is epoch
+    assert epoch.weights is weights
+    assert weights.tolist() == [0.0, 1.0]
+
+
+def test_new_dataclasses_are_made_where_the_state_has_none():
+    """A list that has become longer, and None in the new state. load() returns dicts, which need no class."""
+    saved = kept({"history": [Epoch(1.0), Epoch(2.0)], "best": Settings(0.1, best=Epoch(3.0)), "more": []})
+    state = put_back({"history": [], "best": None, "more": [Epoch(0.0)]}, saved)
+    assert state == {"history": [Epoch(1.0), Epoch(2.0)], "best": Settings(0.1, best=Epoch(3.0)), "more": []}
+    assert plain(saved)["best"] == {"rate": 0.1, "sizes": (), "best": {"loss": 3.0, "weights": None}}
+
+
+def test_a_dataclass_that_does_not_fit(monkeypatch):
+    """The error names the fields that have changed, the missing class, or the attribute that cannot be saved."""
+    saved = kept({"epoch": Epoch(1.0)})
+    changed = dataclasses.make_dataclass("Epoch", ["loss", "accuracy"])
+    with pytest.raises(CheckpointError, match=r"state\['epoch'\]: .* accuracy added; weights removed"):
+        put_back({"epoch": changed(0.0, 0.0)}, saved)
+    with pytest.raises(CheckpointError, match=r"state\['epoch'\] is a Epoch, but the checkpoint has a value of type"):
+        put_back({"epoch": Epoch(0.0)}, kept({"epoch": {"loss": 1.0}}))
+    with pytest.raises(CheckpointError, match=r"\['best'\].*\['loss'\] is a `object`"):
+        tree.flatten(tree_of({"best": Epoch(object())}))
+    cyclic = Epoch(0.0)
+    cyclic.weights = [cyclic]
+    with pytest.raises(CheckpointError, match="contains itself"):
+        tree_of({"epoch": cyclic})
+    monkeypatch.delitem(globals(), "Epoch")
+    with pytest.raises(CheckpointError, match="the dataclass Epoch, which does not exist here"):
+        put_back({"epoch": None}, saved)
+
+
+def wrapped(net, how):
+    """Return a module whose keys are those of a wrapped one, without a process group."""
+    if how == "compiled":
+        return torch.compile(net, backend="eager")
+    if how == "compiled inside":
+        net[0] = torch.compile(net[0], backend="eager")
+        return net
+    net = torch.nn.DataParallel(net)
+    return torch.compile(net, backend="eager") if how == "both" else net
+
+
+@pytest.mark.parametrize("how", ["parallel", "compiled", "compiled inside", "both"])
+@pytest.mark.parametrize("is_saved_wrapped", [True, False])
+def test_wrapped_and_bare_modules_load_each_others_state(how, is_saved_wrapped):
+    """Also with the versions of modules, and into a module that is wrapped in another way."""
+    torch.manual_seed(1)
+    source, target = network(), network()
+    weight = source[0].weight.detach().clone()
+    if is_saved_wrapped:
+        source = wrapped(source, how)
+    else:
+        target = wrapped(target, how)
+    put_back({"model": target}, kept({"model": source}))
+    assert torch.equal(next(target.parameters()), weight)
+    put_back({"model": torch.nn.DataParallel(network())}, kept({"model": source}))
+
+
+def test_a_submodule_named_like_a_wrappers_is_left_alone():
+    """Only the difference between the two counts, and what does not fit is still an error."""
+    net = torch.nn.ModuleDict({"module": torch.nn.Linear(1, 1)})
+    other = torch.nn.ModuleDict({"module": torch.nn.Linear(1, 1)})
+    put_back({"model": other}, kept({"model": torch.nn.DataParallel(net)}))
+    assert torch.equal(other["module"].weight, net["module"].weight)
+    with pytest.raises(CheckpointError, match="does not fit this Linear"):
+        put_back({"model": torch.nn.Linear(2, 1)}, kept({"model": torch.nn.DataParallel(network())}))

@@ -950,3 +950,27 @@ def test_what_blocks_is_told(moody, told):
     first, second = told.of(messages.CheckpointSaved)
     assert first.took_s >= 0.4  # for the file and for the commit
     assert second.blocked_s >= 0.2  # at least for the first checkpoint's commit
+
+
+@pytest.mark.parametrize("value", [object(), {1: {object()}}, np.array([None])])
+def test_restore_refuses_what_save_refuses(tmp_path, value):
+    """In the same words, even if there is no checkpoint yet."""
+    found = checkpoints(tmp_path)
+    with pytest.raises(CheckpointError) as at_start:
+        found.restore({"model": state(), "more": value})
+    with pytest.raises(CheckpointError) as later:
+        found.save(1, {"model": state(), "more": value})
+    assert str(at_start.value) == str(later.value)
+
+
+def test_restore_accepts_what_can_be_saved_once_it_has_been_used(tmp_path):
+    """A lazy module has no weights before its first call."""
+    torch = pytest.importorskip("torch")
+    assert checkpoints(tmp_path).restore({"model": torch.nn.LazyLinear(1)}) == 0
+
+
+def test_an_entry_is_one_line(tmp_path):
+    """It has the name, the state and the metrics."""
+    found = checkpoints(tmp_path, best="loss")
+    saved(found, 3, metrics={"loss": 0.25})
+    assert repr(found.best()) == repr(found.list()[0]) == f"Entry('{files(tmp_path, 3).name}', committed, loss=0.25)"

@@ -94,6 +94,12 @@ class Entry(NamedTuple):
     reason: str = ""  # why it is corrupt
     changed: float = 0.0  # for a partial checkpoint, when it last changed, in Unix seconds; 0.0 for unknown
 
+    def __repr__(self) -> str:
+        """Return one line: the name, the state, and the metrics."""
+        metrics = {} if self.commit is None else self.commit.metrics
+        told = [repr(self.name), self.state, *(f"{name}={value:g}" for name, value in metrics.items()), self.reason]
+        return f"Entry({', '.join(filter(None, told))})"
+
     @property
     def parsed(self) -> Name:
         found = Name.of(self.name)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparkring.checkpointing.tensorflow_state import or_none
-from sparkring.checkpointing.tree import Raw
+from sparkring.checkpointing.tree import NotYet, Raw
 from sparkring.checkpointing.variables import Variables, check_compiled, optimizer_advice, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
@@ -78,9 +78,7 @@ VARIABLES = Variables(
 def take_layer(layer: Any, path: str) -> dict[str, Any]:
     """Return the variables of a layer or model, and the state of a compiled model's optimizer."""
     if not layer.built:
-        raise CheckpointError(
-            f"{path}: the {_called(layer)} is not built yet, so it has no weights. Build it, or call it once."
-        )
+        raise NotYet(f"{path}: the {_called(layer)} is not built yet, so it has no weights. Build it, or call it once.")
     if hasattr(layer, "jax_state_sync"):
         layer.jax_state_sync()  # during fit() on JAX, the variables do not have the current values
     optimizer = getattr(layer, "optimizer", None)

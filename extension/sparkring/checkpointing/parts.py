@@ -8,6 +8,7 @@ the key MARK, this dict has the name of the object's kind. Trees contain only va
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import random
 import sys
@@ -35,10 +36,13 @@ MARK = "·kind"
 _ESCAPED = "dict"  # a user's dict that itself has the key MARK
 _PIECE, _WHOLE = "piece", "torch"  # the kinds of torch's tensors: spread over the ranks (FSDP), or not
 _STATE_DICT = "state_dict"
+_DATACLASS = "dataclass"
 _CALLED = "state"  # what error messages call the whole state
 
 _AtTensor = Callable[[dict[str, Any], tuple[Any, ...], str], Any]
 
+# Classes whose instances are saved in another way even if the class is a dataclass, too.
+_NOT_DATACLASSES = (type, dict, list, tuple, str, bytes, int, float)
 _AT_ONCE = (type(None), bool, int, float, str, bytes, np.ndarray, Raw)
 
 
@@ -66,15 +70,24 @@ def tree_of(value: Any, path: str = _CALLED, within: tuple[int, ...] = ()) -> An
     if isinstance(value, _AT_ONCE):
         return value
     name = _kind_of(value)
-    if name:
+    if name and name != _DATACLASS:
         return {MARK: name, "class": type(value).__name__, **_KINDS[name].take(value, path)}
-    if not isinstance(value, dict | list | tuple):
+    if not (name or isinstance(value, dict | list | tuple)):
         return value
     if id(value) in within:
         raise CheckpointError(f"{path} contains itself, so a checkpoint cannot hold it: leave it out.")
     if len(within) > tree_module.DEPTH:
         return value  # flatten() refuses a state with so many levels
     within = (*within, id(value))
+    if name:
+        attributes = _attributes(value).items()
+        return {
+            MARK: name,
+            "class": type(value).__name__,
+            "home": (type(value).__module__, type(value).__qualname__),
+            "fields": [field.name for field in dataclasses.fields(value)],
+            "value": {key: tree_of(item, f"{path}.{key}", within) for key, item in attributes},
+        }
     if isinstance(value, dict):
         found = {key: tree_of(item, f"{path}[{key!r}]", within) for key, item in value.items()}
         return {MARK: _ESCAPED, "value": found} if MARK in found else found
@@ -120,34 +133,44 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
     return _made_anew(tree, path)
 
 
-def plain(tree: Any) -> Any:
+def plain(tree: Any, make_dataclass: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Return the contents of a tree in a form that can be used without the objects of a state.
 
-    Saved tensors become tensors again (only this rank's piece, if they are spread over the ranks). Objects with a
-    state_dict() become that dict, and Keras models are rebuilt if possible. The caller must not use the tree's arrays
-    afterwards.
+    Dataclasses become dicts, unless `make_dataclass` makes them from their trees. Saved tensors become tensors again
+    (only this rank's piece, if they are spread over the ranks). Objects with a state_dict() become that dict, and Keras
+    models are rebuilt if possible. The caller must not use the tree's arrays afterwards.
     """
     kind = _saved_kind(tree)
+    if kind == _DATACLASS and make_dataclass is not None:
+        return make_dataclass(tree)
     if kind and kind != _ESCAPED:
         return _KINDS[kind].plain(tree)
     if isinstance(tree, dict):
-        return {key: plain(item) for key, item in (tree["value"] if kind else tree).items()}
+        return {key: plain(item, make_dataclass) for key, item in (tree["value"] if kind else tree).items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(plain(item) for item in tree)
+        return type(tree)(plain(item, make_dataclass) for item in tree)
     return tree
 
 
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     """Return those arrays of a state that a file can be read into directly, keyed by their names in flatten().
 
-    There are no such arrays if TensorFlow is imported, because the tree's arrays for TensorFlow variables are copies.
+    There are no such arrays if the state cannot be saved; put_back() then reports the error.
     """
-    if "tensorflow" in sys.modules:
-        return {}
     try:
         _, leaves = tree_module.flatten(tree_of(value), _CALLED)
     except CheckpointError:
-        return {}  # put_back() reports the error
+        return {}
+    return in_place(leaves)
+
+
+def in_place(leaves: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Return those leaves of a state's tree into which a file can be read directly.
+
+    There are none if TensorFlow is imported, because the tree's arrays for TensorFlow variables are copies.
+    """
+    if "tensorflow" in sys.modules:
+        return {}
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
     shared = _sharing(arrays)  # reading into one of these arrays would overwrite another
     return {
@@ -187,6 +210,8 @@ def _array_pairs(value: Any, tree: Any, path: str) -> Iterator[tuple[str, tuple[
     elif isinstance(value, dict) and isinstance(tree, dict):
         for key in value.keys() & tree.keys():
             yield from _array_pairs(value[key], tree[key], f"{path}[{key!r}]")
+    elif _saved_kind(tree) == _DATACLASS and _is_dataclass(value):
+        yield from _array_pairs(_attributes(value), tree["value"], path)
     elif isinstance(value, list | tuple) and isinstance(tree, list | tuple):
         for index, (item, saved) in enumerate(zip(value, tree, strict=False)):
             yield from _array_pairs(item, saved, f"{path}[{index}]")
@@ -243,9 +268,11 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
 def _made_anew(tree: Any, path: str) -> Any:
     """Return plain(tree), for a tree that cannot be restored into an object of the state.
 
-    Raises CheckpointError for a piece of a tensor, since only a tensor that is spread in the same way can receive it.
+    Raises CheckpointError for a piece of a tensor, since only a tensor that is spread in the same way can receive it,
+    and for a dataclass that this process does not have.
     """
-    return plain(_with_pieces(tree, lambda piece, keys, path: torch_state.joined(piece, None, path), path))
+    whole = _with_pieces(tree, lambda piece, keys, path: torch_state.joined(piece, None, path), path)
+    return plain(whole, partial(_new_dataclass, path=path))
 
 
 def _with_pieces(
@@ -255,7 +282,7 @@ def _with_pieces(
     kind = _saved_kind(tree)
     if kind in (_PIECE, _WHOLE):
         return (put if kind == _PIECE else whole)(tree, keys, path)
-    if kind == _STATE_DICT:
+    if kind in (_STATE_DICT, _DATACLASS):
         return {**tree, "value": _with_pieces(tree["value"], put, path, keys, whole)}
     if kind and kind != _ESCAPED:
         return tree
@@ -276,7 +303,9 @@ def _holds_objects(value: Any) -> bool:
     if isinstance(value, _AT_ONCE):
         return False
     name = _kind_of(value)
-    if name:
+    if name == _DATACLASS:
+        value = _attributes(value)
+    elif name:
         return not _KINDS[name].replaceable
     if isinstance(value, dict):
         value = value.values()
@@ -313,7 +342,7 @@ def _saved_kind(tree: Any) -> str:
 
 def has_state(value: Any) -> bool:
     """Return whether the value is an object with a state, such as a model, an optimizer, a tensor or a generator."""
-    return not isinstance(value, _AT_ONCE) and bool(_kind_of(value))
+    return not isinstance(value, _AT_ONCE) and _kind_of(value) not in ("", _DATACLASS)
 
 
 def is_like(value: Any, tree: Any) -> bool:
@@ -351,12 +380,15 @@ def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
 
 
 def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> None:
-    state: Any = plain(_for_object(value, tree["value"], path))
-    if tree["metadata"]:  # this tells torch's modules which version of their class saved the state
+    saved, metadata = tree["value"], plain(tree["metadata"])
+    if metadata and torch_state.is_module(value):
+        saved, metadata = torch_state.fitted(value, saved, metadata)
+    state: Any = plain(_for_object(value, saved, path))
+    if metadata:  # this tells torch's modules which version of their class saved the state
         state = OrderedDict(state)
-        state._metadata = OrderedDict(plain(tree["metadata"]))
+        state._metadata = OrderedDict(metadata)
     try:
-        value.load_state_dict(state if tree["metadata"] else _with_classes_of(value.state_dict(), state))
+        value.load_state_dict(state if metadata else _with_classes_of(value.state_dict(), state))
     except SparkringError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # a user's class can raise any exception
@@ -397,6 +429,58 @@ def _with_classes_of(like: Any, state: Any) -> Any:
     if isinstance(like, list) and isinstance(state, list):
         return [_with_classes_of(one, item) for one, item in zip_longest(like[: len(state)], state)]
     return state
+
+
+# ── dataclasses ───────────────────────────────────────────────────────────────
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, _NOT_DATACLASSES)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that have a value, and its other attributes, such as cached properties."""
+    fields = {field.name for field in dataclasses.fields(value)}
+    names = [*(name for name in fields if hasattr(value, name)), *getattr(value, "__dict__", {})]
+    return {name: getattr(value, name) for name in sorted(set(names))}
+
+
+def _put_dataclass(value: Any, tree: dict[str, Any], path: str) -> None:
+    _check_fields(type(value), tree, path)
+    for name in getattr(value, "__dict__", {}).keys() - tree["value"].keys():
+        del value.__dict__[name]  # for example a cached property, which would not fit the restored fields
+    for name, saved in tree["value"].items():
+        # Not setattr(), because the dataclass may be frozen.
+        object.__setattr__(value, name, put_back(getattr(value, name, None), saved, f"{path}.{name}"))
+
+
+def _check_fields(cls: Any, tree: dict[str, Any], path: str) -> None:
+    fields = {field.name for field in dataclasses.fields(cls)}
+    if fields != set(tree["fields"]):
+        more, fewer = sorted(fields.difference(tree["fields"])), sorted(set(tree["fields"]) - fields)
+        changed = [f"{', '.join(names)} {what}" for names, what in ((more, "added"), (fewer, "removed")) if names]
+        raise CheckpointError(
+            f"{path}: the fields of the dataclass {cls.__name__} have changed since the checkpoint was saved: "
+            f"{'; '.join(changed)}. Make them the same as when it was saved, or start over."
+        )
+
+
+def _new_dataclass(tree: dict[str, Any], path: str) -> Any:
+    """Make a dataclass from what was saved, without calling its code. Its class must exist in this process."""
+    module, name = tree["home"]
+    cls: Any = sys.modules.get(module)
+    for part in name.split("."):
+        cls = getattr(cls, part, None)
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise CheckpointError(
+            f"{path} was saved from the dataclass {tree['class']}, which does not exist here: define it, or import "
+            "its module, before restore()."
+        )
+    _check_fields(cls, tree, path)
+    made = object.__new__(cls)
+    for key, saved in tree["value"].items():
+        object.__setattr__(made, key, _made_anew(saved, f"{path}.{key}"))
+    return made
 
 
 # ── random numbers ────────────────────────────────────────────────────────────
@@ -571,4 +655,10 @@ _KINDS = {
         lambda tree: tree["value"],
     ),
     _STATE_DICT: Kind(_has_state_dict, _take_state_dict, _put_state_dict, lambda tree: plain(tree["value"])),
+    _DATACLASS: Kind(
+        _is_dataclass,
+        lambda value, path: {},  # tree_of() takes a dataclass apart itself, as it does with dicts
+        _put_dataclass,
+        lambda tree: plain(tree["value"]),
+    ),
 }

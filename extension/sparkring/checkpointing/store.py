@@ -191,13 +191,14 @@ class Store:
         is skipped with a message. Call restore() on every rank. In a run with --checkpoint-dir, the latest checkpoint
         is the one that the driver found when the ranks started; after --fresh, there is none.
 
-        Raises CheckpointError if the checkpoint does not exist, or does not fit `state`, and CheckpointDamagedError if
-        the checkpoint that the run continues from is damaged.
+        Raises CheckpointError if the checkpoint does not exist or does not fit `state`, and also, even if there is no
+        checkpoint, if save() could not save `state`. Raises CheckpointDamagedError if the checkpoint that the run
+        continues from is damaged.
         """
         began = time.monotonic()
         _check_state(state)
         self.wait()
-        room = parts.memory_of(state)
+        room = self._room(state)
         found = self._read_resume_point(room) if which == "latest" and self._is_here() else self._read(which, room)
         if found is None:
             return 0
@@ -337,12 +338,31 @@ class Store:
         self.__dict__.update(found)
         self.__post_init__()
 
-    def _apart(self, state: dict[str, Any]) -> tuple[dict[str, Leaf], dict[str, Any]]:
-        """Split a state and the random states into their arrays (not copied) and everything else."""
+    def _state_apart(self, state: dict[str, Any]) -> tuple[Any, dict[str, Leaf]]:
+        """Split a state into its skeleton and its arrays (not copied). Raises CheckpointError if it cannot be saved."""
         kept = parts.tree_of(state)
         if not self.sharded:
             parts.refuse_pieces(kept)
-        skeleton, own = tree.flatten(kept, "state")
+        return tree.flatten(kept, "state")
+
+    def _room(self, state: dict[str, Any]) -> Room:
+        """Return the arrays of a state that a file can be read into.
+
+        Raises CheckpointError if this rank could not save the state: it is better known now than after an epoch.
+        """
+        try:
+            _, leaves = self._state_apart(state)
+        except tree.NotYet:
+            return {}
+        except CheckpointError:
+            if self.sharded or not world.world().rank:
+                raise
+            return {}  # only rank 0 saves its state
+        return parts.in_place(leaves)
+
+    def _apart(self, state: dict[str, Any]) -> tuple[dict[str, Leaf], dict[str, Any]]:
+        """Split a state and the random states into their arrays (not copied) and everything else."""
+        skeleton, own = self._state_apart(state)
         random, others = tree.flatten(parts.random_states(), "random")
         leaves = {f"state/{name}": leaf for name, leaf in own.items()}
         leaves.update((f"random/{name}", leaf) for name, leaf in others.items())

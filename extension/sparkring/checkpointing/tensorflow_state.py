@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparkring.capture.reducers.tensorflow import seeds_of, variables_of
-from sparkring.checkpointing.tree import Raw
+from sparkring.checkpointing.tree import NotYet, Raw
 from sparkring.checkpointing.variables import Variables, check_compiled, optimizer_advice, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
@@ -205,7 +205,7 @@ def _optimizer_config(optimizer: Any) -> dict[str, Any]:
 def take_model(model: Any, path: str) -> dict[str, Any]:
     """Return a model's weights, the states of its optimizer and of its random layers, and its configuration."""
     if not model.built:
-        raise CheckpointError(f"{path}: the model is not built yet, so it has no weights. {_BUILD}")
+        raise NotYet(f"{path}: the model is not built yet, so it has no weights. {_BUILD}")
     optimizer = getattr(model, "optimizer", None)
     return {
         **VARIABLES.take(model.weights),

@@ -11,15 +11,24 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from sparkring.checkpointing.tree import Raw
+from sparkring.checkpointing.tree import NotYet, Raw
 from sparkring.errors import CheckpointError
 from sparkring.runtime.packages import require
+
+# The names under which wrappers of modules keep what they wrap.
+_WRAPPERS = frozenset({"module", "_orig_mod", "_forward_module", "_original_module", "_checkpoint_wrapped_module"})
 
 
 def is_tensor(value: Any) -> bool:
     """Return whether a value is one of torch's tensors."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_module(value: Any) -> bool:
+    """Return whether a value is one of torch's modules."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
 
 
 def leaf(tensor: Any, path: str) -> Any:
@@ -31,7 +40,7 @@ def leaf(tensor: Any, path: str) -> Any:
     import torch
 
     if torch.nn.parameter.is_lazy(tensor):
-        raise CheckpointError(
+        raise NotYet(
             f"{path} belongs to a lazy module, and has no shape yet: call the module once before its state is saved."
         )
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
@@ -172,6 +181,29 @@ def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
     return at
 
 
+def fitted(module: Any, saved: dict[str, Any], metadata: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a saved state_dict() and its metadata with the keys that `module` has, if only one of the two is wrapped.
+
+    Wrappers such as DistributedDataParallel and torch.compile add a part to each key, as in `module.0.weight`. Both are
+    returned unchanged if keys cannot be told apart without these parts.
+    """
+    own: Any = {} if is_flattened(module) else module.state_dict()  # of a flattened one, this would be a collective
+    keys = {_bare(key): key for key in own}
+    if saved.keys() == set(own) or len(keys) < len(own) or len(set(map(_bare, saved))) < len(saved):
+        return saved, metadata
+    # A wrapper and the module that it wraps have the same bare key: the module, whose key is longer, counts.
+    of_modules = {_bare(key): key for key in sorted(own._metadata, key=len)}
+    versions = sorted(metadata.items(), key=lambda item: len(item[0]))
+    return (
+        {keys.get(_bare(key), key): value for key, value in saved.items()},
+        {of_modules.get(_bare(key), key): value for key, value in versions},
+    )
+
+
+def _bare(key: str) -> str:
+    return ".".join(part for part in key.split(".") if part not in _WRAPPERS)
+
+
 def has_pieces(value: Any) -> bool:
     """Return whether a value is a module that is spread over the ranks, or the optimizer of such a module."""
     return any(map(is_spread, _parameters(value)))
@@ -179,18 +211,21 @@ def has_pieces(value: Any) -> bool:
 
 def refuse_flattened(value: Any, path: str) -> None:
     """Raise CheckpointError for a FullyShardedDataParallel or its optimizer: one rank alone cannot read its state."""
-    wrapped = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
-    if wrapped is None:
-        return
-    if isinstance(value, sys.modules["torch"].nn.Module):
-        flat = any(isinstance(module, wrapped) for module in value.modules())
-    else:
-        flat = any(getattr(parameter, "_fsdp_flattened", False) for parameter in _parameters(value))
-    if flat:
+    if is_flattened(value):
         raise CheckpointError(
             f"{path} is sharded by FullyShardedDataParallel, whose state cannot be read on one rank alone: use "
             f"fully_shard() and checkpoints(sharded=True), or {_GATHER}."
         )
+
+
+def is_flattened(value: Any) -> bool:
+    """Return whether a value is a FullyShardedDataParallel, contains one, or is the optimizer of one."""
+    wrapped = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    if wrapped is None:
+        return False
+    if isinstance(value, sys.modules["torch"].nn.Module):
+        return any(isinstance(module, wrapped) for module in value.modules())
+    return any(getattr(parameter, "_fsdp_flattened", False) for parameter in _parameters(value))
 
 
 def _parameters(value: Any) -> Iterable[Any]:

@@ -30,6 +30,10 @@ _JSON_BITS = 63  # the most bits of a whole number that other readers of JSON ac
 Array = npt.NDArray[Any]
 
 
+class NotYet(CheckpointError):
+    """The state of an object cannot be read yet, but it can be once the object has been used."""
+
+
 @dataclass(frozen=True, eq=False)
 class Raw:
     """A tensor whose dtype NumPy lacks: torch's dtype name ("bfloat16"), its shape, and its bytes in C order."""
@@ -92,8 +96,8 @@ class _Taking:
             return self._container(value, path)
         raise CheckpointError(
             f"{self._told(path)} is a `{type_name(value)}`, but a checkpoint holds numbers, text, bytes, None, NumPy "
-            "arrays, tensors, dicts, lists, tuples, and objects with state_dict() and load_state_dict(). Leave it "
-            "out, or save its parts."
+            "arrays, tensors, dicts, lists, tuples, dataclasses, and objects with state_dict() and load_state_dict(). "
+            "Leave it out, or save its parts."
         )
 
     def _container(self, value: dict[Any, Any] | list[Any] | tuple[Any, ...], path: tuple[Any, ...]) -> Any:

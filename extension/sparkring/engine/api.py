@@ -91,8 +91,10 @@ def _carry_out(run: Run) -> RunResult:
     global last_result
     last_result = result = run.to_the_end()
     if result.problems:
+        pulled = f" and .pulled ({', '.join(result.pulled)})" if result.pulled else ""
         raise ResultError(
-            f"the cell ran, but {'; '.join(result.problems)}. The other values are in sparkring.last_result.values.",
+            f"the cell ran, but {'; '.join(result.problems)}.\n"
+            f"What did arrive is in sparkring.last_result: .values{pulled}.",
             record=result.record,
             values=result.by_rank,
         )

@@ -206,11 +206,10 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
         data = find_data(options.data, frames, counted=not options.np)
 
     def on_result(result: RunResult) -> None:
-        pulled = {} if result.problems else result.pulled
-        namespace.update(pulled)
+        namespace.update(result.pulled)
         if gang is not None:
             # The notebook now has the pulled values, so they do not count as newer than those of the ranks.
-            ours = set() if cell.apart else {*pulled}
+            ours = set() if cell.apart else {*result.pulled}
             gang.held.kept(captured.binds - ours, _taking_part(spec), sent=False)
             gang.held.kept(ours, _taking_part(spec), sent=True)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkring.engine.spec import Results
+from sparkring.capture import returning
+from sparkring.engine.spec import Lost, Results
 from sparkring.errors import DataError
-from sparkring.gangs.execution import Execution
+from sparkring.gangs.execution import Execution, Value
 from sparkring.history import describe, run_store
 from sparkring.history import values as value_texts
 from sparkring.history.record import RunRecord
@@ -65,26 +69,93 @@ class RunResult:
         printer.text((value_texts.told(self.by_rank, value_texts.like(printer)) if whole else "") or repr(self))
 
 
-def unpack_results(execution: Execution) -> Results:
-    """Unpack the values that the ranks have sent so far, and say which values are missing."""
-    import cloudpickle
+def unpack_results(execution: Execution, folder: str, ranks: Collection[int] | None = None, label: str = "") -> Results:
+    """Unpack the values that the ranks have sent so far, and say which values are missing.
 
-    missing = [f"rank {execution.ranks[0]} has no variable `{name}` to pull" for name in execution.missing]
-    found = Results({}, {}, missing)
+    What was sent of a value that cannot be rebuilt is saved in `folder`, the run's; `label` is added to the file's
+    name. If `ranks` is given, only the values of these ranks are unpacked.
+    """
+    missing = [Lost(f"rank {execution.ranks[0]} has no variable `{name}` to pull") for name in execution.missing]
+    found, without, on_gpus = Results({}, {}, missing), dict[str, dict[str, None]](), dict[str, dict[str, None]]()
     for rank, named in sorted(execution.values.items()):
-        for name, packed in named.items():
-            problem = f"cannot be pickled ({packed.error})" if packed.error else ""
+        for name, sent in named.items():
+            if (name and not sent.parts and not sent.packed.error) or (ranks is not None and rank not in ranks):
+                continue  # from this rank, only the shards are wanted
+            what = f"`{name}`" if name else "the value"
             try:
-                # Unpickling is safe: the sender has proved that it knows the gang's secret, so it is as trusted as this
-                # process.
-                value = None if problem else cloudpickle.loads(packed.parts[0], buffers=packed.parts[1:])
+                rebuilt = None if sent.packed.error else _rebuilt(execution, name, sent)
             except Exception as error:  # the value's class may raise any error when the value is rebuilt
                 problem = f"cannot be rebuilt here ({type(error).__name__}: {error})"
-            if problem:
-                what = f"`{name}`" if name else "the value"
-                found.problems.append(f"{what} of rank {rank} is a {packed.type_name}, which {problem}")
-            elif name:
-                found.pulled[name] = value
+                rebuilt = None
             else:
-                found.values[rank] = value
-    return found
+                problem = f"cannot be pickled ({sent.packed.error})"
+            if rebuilt is None:
+                kept = _kept(sent, name or "value", Path(folder), f"{name or 'value'}-rank-{rank}{label}.pkl")
+                found.lost.append(Lost(f"{what} of rank {rank} is a {sent.packed.type_name}, which {problem}", kept))
+                continue
+            without.setdefault(what, {}).update(dict.fromkeys(sent.packed.without))
+            on_gpus.setdefault(what, {}).update({rebuilt.was_on: None} if rebuilt.was_on else {})
+            if name:
+                found.pulled[name] = rebuilt.value
+            else:
+                found.values[rank] = rebuilt.value
+    notices = []
+    if left_out := [f"{_listed(whats)} without {wrappers}" for wrappers, whats in _by_content(without)]:
+        notices.append(
+            f"the bare objects came back, because these wrappers work only on the ranks: {', '.join(left_out)}"
+        )
+    if moved := [f"{_listed(whats)} from {gpus}" for gpus, whats in _by_content(on_gpus)]:
+        notices.append(f"is in the CPU's memory now, because this machine lacks the GPU: {', '.join(moved)}")
+    return found._replace(notices=notices)
+
+
+def _rebuilt(execution: Execution, name: str, sent: Value) -> returning.Rebuilt:
+    shards = []
+    if sent.packed.shards:
+        of_ranks = [named[name].shards for named in execution.values.values() if name in named]
+        shards = [pickle.loads(pickled) for of_rank in of_ranks for pickled in of_rank]
+    # Unpickling is safe: the sender has proved that it knows the gang's secret, so it is as trusted as this process.
+    return returning.unpack_value(sent.parts[0], sent.parts[1:], shards)
+
+
+def _by_content(notes: Mapping[str, Mapping[str, None]]) -> Iterable[tuple[str, list[str]]]:
+    """Group the names of values by what is noted about them, in words."""
+    groups: dict[str, list[str]] = {}
+    for what, noted in notes.items():
+        if noted:
+            groups.setdefault(_listed(noted), []).append(what)
+    return groups.items()
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _kept(sent: Value, name: str, folder: Path, file: str) -> str:
+    """Save what was sent of a value that has not arrived. Return a sentence that says how to load it."""
+    if not sent.parts:
+        return "Nothing of it could be saved"
+    path = folder / "values" / file
+    try:
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        with open(path, "wb", opener=_for_this_user_only) as out:
+            payload, *buffers = sent.parts
+            if buffers:
+                pickle.dump([bytearray(buffer) for buffer in buffers], out, protocol=5)
+            out.write(payload)
+    except OSError as error:
+        return f"It could not be saved in {path}: {error.strerror or error}"
+    load = f'pickle.load(open("{path}", "rb"))'
+    if buffers:
+        load = f'file = open("{path}", "rb"); {name} = pickle.load(file, buffers=pickle.load(file))'
+    if not sent.packed.error:
+        return f"Its pickle is saved. Load it where its class and modules can be imported: {load}"
+    if sent.packed.is_state_dict:
+        return f"Its state_dict() is saved: model.load_state_dict({load})"
+    left_out = f" Without {_listed(sent.packed.left_out)}." if sent.packed.left_out else ""
+    return f"What can be pickled of it is saved: {load}.{left_out}".rstrip(".")
+
+
+def _for_this_user_only(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

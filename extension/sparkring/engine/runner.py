@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from sparkring.engine.prepare import PreparedRun
 from sparkring.engine.questions import Questions
 from sparkring.engine.recorder import Recorder
@@ -34,7 +36,10 @@ class Run:
         """
         recorder = self.recorder
         try:
-            outcome = self._outcome()
+            with self._directory_owned():
+                outcome = self._outcome()
+            for notice in outcome.results.notices:
+                recorder.notice(notice)
             with self.interrupts:
                 record = close(recorder, outcome)
         except BaseException as error:  # complete the record and the view, then raise the error again
@@ -45,10 +50,18 @@ class Run:
             raise
         if outcome.ending != "finished":
             raise error_of(outcome, record)
-        values, pulled, problems = outcome.results
-        result = RunResult(values, pulled, record, tuple(problems))
+        values, pulled, lost, _ = outcome.results
+        result = RunResult(values, pulled, record, tuple(map(str, lost)))
         self.prepared.on_result(result)
         return result
+
+    def _directory_owned(self) -> AbstractContextManager[None]:
+        directory = self.prepared.directory
+        if directory is None:
+            return nullcontext()
+        from sparkring.checkpointing.owners import owned
+
+        return owned(directory.location, self.recorder.record.run_id)
 
     def _outcome(self) -> Outcome:
         prepared = self.prepared
@@ -69,9 +82,9 @@ class Run:
 
 def close(recorder: Recorder, outcome: Outcome) -> RunRecord:
     """Record how a run has ended."""
-    problems = outcome.results.problems
+    lost = outcome.results.lost
     if outcome.ending == "finished":
-        return recorder.close("failed" if problems else "finished", "; ".join(problems))
+        return recorder.close("failed" if lost else "finished", "; ".join(map(str, lost)))
     ending = outcome.ending if outcome.ending in ("interrupted", "timed out") else "failed"
     return recorder.close(ending, outcome.reason, outcome.rank)
 

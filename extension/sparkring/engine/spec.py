@@ -65,12 +65,26 @@ class RunSpec(NamedTuple):
     frame: Any = None
 
 
+class Lost(NamedTuple):
+    """A value that has not arrived: why, and how to load what could be saved of it ('' if there was nothing)."""
+
+    problem: str
+    kept: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.problem}. {self.kept}" if self.kept else self.problem
+
+
 class Results(NamedTuple):
-    """What ranks sent back: the values by rank, the pulled values by name, and sentences about missing values."""
+    """What ranks sent back: the values by rank, the pulled values by name, and which are missing.
+
+    `notices` say what is different in the notebook, for example that a wrapper was left out.
+    """
 
     values: dict[int, Any]
     pulled: dict[str, Any]
-    problems: list[str]
+    lost: list[Lost]
+    notices: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

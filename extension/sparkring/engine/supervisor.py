@@ -15,7 +15,7 @@ from sparkring.engine.polling import POLL_S, poll_until
 from sparkring.engine.questions import Questions
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.result import unpack_results
-from sparkring.engine.spec import Outcome
+from sparkring.engine.spec import Outcome, Results
 from sparkring.errors import LaunchError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.gangs.execution import Execution, Request
@@ -116,7 +116,10 @@ class Supervisor:
         self._look_for_lone_ranks()
         if not self.warm:
             self._let_go(LEAVE_GRACE_S)
-        return Outcome("finished", results=unpack_results(self.execution))
+        return Outcome("finished", results=self._results())
+
+    def _results(self) -> Results:
+        return unpack_results(self.execution, self.recorder.record.log_folder)
 
     def _poll(self, timeout_s: float) -> None:
         self.recorder.add(self.gang.poll(timeout_s))
@@ -149,7 +152,7 @@ class Supervisor:
             left = self._end()
         failure = self.recorder.record.ranks[rank].failure
         reason = failure.summary if failure else ""
-        return Outcome("failed", reason, rank, unpack_results(self.execution), left)
+        return Outcome("failed", reason, rank, self._results(), left)
 
     def _hear_others(self, rank: int) -> int:
         """Wait a moment for failures of other ranks. Then return the rank whose failure counts as the cause.
@@ -178,7 +181,7 @@ class Supervisor:
         told += [self._end_early()]
         reason = f"the time limit of {describe.duration(limit_s)} was reached"
         explanation = "\n\n".join(filter(None, told))
-        return Outcome("timed out", reason, results=unpack_results(self.execution), explanation=explanation)
+        return Outcome("timed out", reason, results=self._results(), explanation=explanation)
 
     def _end_early(self) -> str:
         """Interrupt the ranks. Then close the gang, unless it is warm and all ranks have responded in time.

@@ -10,7 +10,17 @@ from sparkring.capture.first_imports import first_imports
 from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
 from sparkring.launchers.base import Code
 from sparkring.runtime.resume_point import Here
-from sparkring.wire.messages import Buffers, CollectivesEnded, Done, Importing, RankNews, Run, TrainsAlone, Work
+from sparkring.wire.messages import (
+    Buffers,
+    CollectivesEnded,
+    Done,
+    Importing,
+    PackedValue,
+    RankNews,
+    Run,
+    TrainsAlone,
+    Work,
+)
 
 # After a failure, wait this long before deciding which failure is the cause. A report that another rank was killed or
 # lost may still arrive, and the loss of that rank is then the cause.
@@ -57,11 +67,11 @@ class Request(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A value that a rank returned, packed into `parts`. If it could not be packed, `error` says why."""
+    """A value that a rank returned, as `packed` describes it: the pickle with its buffers, and the pickled shards."""
 
-    type_name: str
+    packed: PackedValue
     parts: Buffers
-    error: str
+    shards: Buffers
 
 
 def cause_priority(failure: Failure) -> int:
@@ -140,7 +150,8 @@ class Execution:
         parts, values = done.parts, {}
         for packed in done.values:
             taken, parts = parts[: packed.parts], parts[packed.parts :]
-            values[packed.name] = Value(packed.type_name, taken, packed.error)
+            count = len(taken) - packed.shards
+            values[packed.name] = Value(packed, taken[:count], taken[count:])
         self.values[rank] = values
         self.missing += done.missing
         return [RankFinished(time.time(), rank, done.repr)]

@@ -335,8 +335,8 @@ class Gang:
             member = self._members.member_of[rank]
             if request.timeline and framework.timeline is not None:
                 self._outbox.send(member, messages.RecordTimeline(framework.timeline.variable, wanted=rank == 0))
-            pull = request.run.pull if rank == execution.ranks[0] else ()
-            self._outbox.send(member, _order(request, framework, self._members.worlds[member], pull), hold=hold)
+            pulled = rank == execution.ranks[0]
+            self._outbox.send(member, _order(request, framework, self._members.worlds[member], pulled), hold=hold)
 
     def _begun(self, execution: Execution) -> list[Event]:
         """Return the events for the beginning of an execution."""
@@ -442,14 +442,14 @@ def _processes_on(host: str, gang: Gang) -> dict[int, GpuHolder]:
     return found
 
 
-def _order(request: Request, framework: Framework, world: World, pull: tuple[str, ...]) -> messages.Run:
+def _order(request: Request, framework: Framework, world: World, pulled: bool) -> messages.Run:
     run = request.run
     environment = framework.environment(world, Start(run.checkpoints.run_id, request.restarts, request.max_restarts))
     if request.timeline and framework.timeline is not None:
         environment |= framework.timeline.beside
     return run._replace(
         parts=request.parts.get(world.rank, run.parts),
-        pull=pull,
+        pulled=pulled,
         barrier=framework.in_task,
         environment={**environment, **run.environment},
         defaults=framework.defaults(world),

@@ -452,6 +452,11 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
 def _optimizer(optimizer: Any) -> Reduced:
     if any(base.__module__.startswith("horovod.") for base in type(optimizer).__mro__):
         raise Refused(WRAPPED)
+    return bare_optimizer(optimizer)
+
+
+def bare_optimizer(optimizer: Any) -> Reduced:
+    """Pack an optimizer, without what Horovod may have wrapped around it."""
     values = [variable.numpy() for variable in variables_of(optimizer)]
     is_legacy = isinstance(optimizer.variables, types.MethodType)
     if not getattr(optimizer, "built", getattr(optimizer, "_built", is_legacy)):  # Keras 2 has `_built`

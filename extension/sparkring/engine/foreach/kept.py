@@ -10,9 +10,8 @@ from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-import cloudpickle
-
 from sparkring.capture.content import digest
+from sparkring.capture.returning import unpack_value
 from sparkring.checkpointing.compatibility import changed_words
 from sparkring.checkpointing.directory import Directory, open_directory
 from sparkring.checkpointing.entries import Last
@@ -92,7 +91,7 @@ class Kept:
             return None
         try:
             # Unpickling is safe: read() returns only results that are signed with this user's secret.
-            value = cloudpickle.loads(found.parts[0], buffers=found.parts[1:])
+            value = unpack_value(found.parts[0], found.parts[1:]).value
         except Exception as error:  # of any type: rebuilding the value runs code of its class
             self.news.append(f"the kept value of {found.name} cannot be rebuilt here ({error}): the item runs again")
             return None

@@ -73,6 +73,7 @@ class Pool:
         self._ending = False
         self._planned: events.ItemsPlanned | None = None
         self._unkept: dict[int, tuple[Item, Ended]] = {}  # items whose results will be kept once they are recorded
+        self._noticed: set[str] = set()  # what has been noted about the items' values
         self._begun_until = 0  # the highest number of an item that has begun, plus 1
 
     def run(self) -> None:
@@ -272,6 +273,10 @@ class Pool:
         elif ended.failure is None:
             failure = self._told(lambda steering: steering.problem(number, ended.metrics), None)
             ended = ended._replace(failure=failure)
+        for notice in ended.notices:
+            if notice not in self._noticed:
+                self._recorder.notice(notice)
+            self._noticed.add(notice)
         verdict = self._schedule.ended(attempt.slot, ended.failure)
         ending: events.ItemEnding = "pruned" if ended.pruned else verdict
         if self._schedule.limit < limit:

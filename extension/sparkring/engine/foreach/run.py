@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
@@ -16,6 +17,7 @@ from sparkring.capture.syntax import parsed
 from sparkring.capture.unread_changes import changed_only
 from sparkring.capture.versions import modules_of
 from sparkring.checkpointing.compatibility import unnoticed
+from sparkring.checkpointing.owners import owned
 from sparkring.compat import legacy_keras
 from sparkring.engine.doctor import preflight
 from sparkring.engine.foreach.items import Items, Targets, seed_of
@@ -294,10 +296,11 @@ class ForeachRun:
         Raises ItemsFailed if items failed, RunFailed if the iterable raised an error, LaunchError if processes cannot
         be started, and KeyboardInterrupt if the run was stopped.
         """
-        pool, recorder = self._pool(), self.recorder
+        pool, recorder, kept = self._pool(), self.recorder, self.prepared.kept
         with self.interrupts:
             try:
-                pool.run()
+                with nullcontext() if kept is None else owned(kept.location, recorder.record.run_id):
+                    pool.run()
                 problem = self._error(pool)
                 if problem is None:
                     self.finish(pool.values)
@@ -342,6 +345,7 @@ class ForeachRun:
             options.timeout_each_s,
             queues=options.np > 0,
             ahead=options.each == 1 and self.prepared.items.steering is None,
+            folder=recorder.record.log_folder,
         )
         return Pool(
             self.prepared.items,

@@ -26,8 +26,10 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import cloudpickle
 
 from sparkring.engine.foreach.schedule import Attempt
 from sparkring.engine.polling import poll_until
@@ -60,7 +62,7 @@ class SlotSettings(NamedTuple):
     `fresh_after` items, and an item may take at most `timeout_each_s`; None means no limit. A gang whose memory grows
     by more than `growth_bytes` is replaced. With `queues`, ranks may have to wait a long time before they can start, so
     a gang is given an item only when its ranks are up. With `ahead`, a gang that runs short items is given the next
-    items before the current one has ended.
+    items before the current one has ended. What items return but cannot be rebuilt here is saved in `folder`.
     """
 
     launch: Callable[[int], Launcher]
@@ -70,13 +72,15 @@ class SlotSettings(NamedTuple):
     growth_bytes: int = GROWTH_BYTES
     queues: bool = False
     ahead: bool = False
+    folder: str = ""
 
 
 class Ended(NamedTuple):
     """How an attempt has ended: with a value, or with a failure.
 
     `text` is a short repr of the value, and `packed` is the value as the rank sent it. `metrics` contains the last
-    value of each metric that the item reported. `pruned` says whether end_item() ended the attempt.
+    value of each metric that the item reported. `pruned` says whether end_item() ended the attempt. `notices` say what
+    is different about the value here.
     """
 
     value: Any = None
@@ -86,6 +90,7 @@ class Ended(NamedTuple):
     metrics: Mapping[str, float] = {}
     seconds: float = 0.0
     pruned: bool = False
+    notices: Sequence[str] = ()
 
 
 class Slot:
@@ -372,13 +377,17 @@ class Slot:
 
     def _finished(self, execution: Execution) -> Ended:
         first = execution.ranks[0]
-        execution.values = {first: execution.values[first]}  # the values of other ranks need not be unpacked
-        packed = execution.values[first][""].parts
-        values, _, problems = unpack_results(execution)
-        if problems:
-            return Ended(failure=Failure("code", problems[0].replace(" of rank 0", ""), advice=_RETURN))
+        assert self.attempt is not None
+        item = f"-item-{self.attempt.item.number}"
+        values, _, lost, notices = unpack_results(execution, self._settings.folder, (first,), item)
+        if lost:
+            advice = f"{lost[0].kept}. {_RETURN}"
+            return Ended(failure=Failure("code", lost[0].problem.replace(" of rank 0", ""), advice=advice))
+        sent, value = execution.values[first][""], values.get(first)
+        # The parts of a value with sharded tensors are not enough to rebuild it.
+        packed = (cloudpickle.dumps(value),) if sent.packed.shards else sent.parts
         seconds = execution.seconds or time.monotonic() - self._began
-        return Ended(values.get(first), self._text, None, packed, self._metrics, seconds)
+        return Ended(value, self._text, None, packed, self._metrics, seconds, notices=notices)
 
     def _is_used_up(self, execution: Execution) -> bool:
         """Whether to replace the gang: it has run as many items as it may, or its memory has grown too much."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import time
@@ -15,6 +16,7 @@ from sparkring.capture import notebook_state
 from sparkring.capture.names import names_read
 from sparkring.capture.versions import modules_of
 from sparkring.checkpointing.compatibility import unnoticed
+from sparkring.checkpointing.owners import owned
 from sparkring.data.micro_batches import parts_of
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.polling import poll_until
@@ -193,11 +195,13 @@ class StreamRun:
         Raises RunFailed, LaunchError, DataError, CheckpointError or KeyboardInterrupt if the run does not end well.
         """
         prepared, recorder = self.prepared, self.recorder
-        ends = self._end_at_exit
+        ends, owning = self._end_at_exit, contextlib.ExitStack()
         atexit.register(ends)
         try:
             if prepared.directory is not None and (found := prepared.directory.words(time.time())):
                 recorder.notice(found)
+            if prepared.directory is not None:
+                owning.enter_context(owned(prepared.directory.location, recorder.record.run_id))
             begun: Begun = self._surviving(lambda: self._ring.begin(prepared.source.described))
             if begun.restored < self._done:  # newer checkpoints are damaged
                 prepared.source.check(begun.restored)
@@ -214,6 +218,7 @@ class StreamRun:
             raise
         finally:
             self._ring.leave()
+            owning.close()
             atexit.unregister(ends)
         stream = recorder.record.stream
         assert stream is not None

@@ -151,7 +151,8 @@ class Run(NamedTuple):
 
     If a Run arrives while the rank is running another one, the new Run waits at the member.
 
-    pull: names whose values the rank sends back afterwards.
+    pull: names whose values the rank sends back afterwards. If it is not the one that is `pulled`, it sends only its
+        shards of sharded tensors in these values.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
     environment: variables to set; `defaults` are set unless the rank already has them.
     """
@@ -169,6 +170,7 @@ class Run(NamedTuple):
     parts: Buffers = ()
     seed: Annotated[int, range(1 << 32)] = 0
     measure: bool = False
+    pulled: bool = True
 
     def problem(self) -> str:
         return "" if self.parts else "there is no payload"

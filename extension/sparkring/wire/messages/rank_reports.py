@@ -28,12 +28,23 @@ class RankNews(NamedTuple):
 
 
 class PackedValue(NamedTuple):
-    """A returned value. It consists of `parts` parts of the message. If it could not be packed, `error` says why."""
+    """A returned value. It consists of `parts` parts of the message.
+
+    `without` names the wrappers that were left out. With `shards`, the last part has the rank's shards of the value's
+    sharded tensors. A rank that was asked only for its shards sends no other part.
+
+    If the value could not be packed, `error` says why. The parts then have what could be packed of it: its state_dict()
+    (`is_state_dict`), or its items or attributes, except those with the paths `left_out`.
+    """
 
     name: str
     type_name: str
     parts: Count
     error: str
+    without: tuple[str, ...] = ()
+    shards: bool = False
+    is_state_dict: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 class Done(NamedTuple):

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from sparkring.worker.rank.items import ItemWork
 
 FLUSH_EVERY_S = 0.1
+_FSDP = "torch.distributed.fsdp"
 
 
 class Rank:
@@ -238,7 +239,7 @@ class Rank:
             self.tell_if_alone(exchange.alone, request)
             if (rows := exchange.same_rows()) and world.world().rank == 0:
                 _print(f"sparkring: {rows}\n")
-            self.report_value(value, request.pull)
+            self.report_value(value, request)
         except BaseException as error:  # whatever ends the user's code is the outcome, and is reported
             was_ended = self.item_ends  # read this first, since the driver may end the item at any time
             signal.signal(signal.SIGINT, _pass_over)  # again: an interrupt may have prevented the same call above
@@ -337,32 +338,50 @@ class Rank:
         shell.begin_cell(request.scripts, self.namespace)
         return compile_cell(request.source, stacks.cell_name(self.cells)).run(self.namespace)
 
-    def report_value(self, value: Any, pull: tuple[str, ...]) -> None:
-        """Send the cell's value, and the values of the names in `pull`, to the driver.
+    def report_value(self, value: Any, request: messages.Run) -> None:
+        """Send the request's value, and the values of the names to pull, to the driver.
 
-        Each value is pickled separately, so if one value cannot be pickled, the others are sent.
+        Each value is packed separately, so if one value cannot be packed, the others are sent. Of that value, what can
+        be packed is sent.
         """
-        import cloudpickle
-
-        from sparkring.capture.picklability import type_name
-
-        missing = tuple(name for name in pull if name not in self.namespace)
+        pull = request.pull
+        missing = tuple(name for name in pull if name not in self.namespace and request.pulled)
         wanted = {"": value, **{name: self.namespace[name] for name in pull if name in self.namespace}}
         values: list[messages.PackedValue] = []
         parts: list[messages.Buffer] = []
         for name, item in wanted.items():
-            buffers: list[Any] = []
-            pieces: list[messages.Buffer] = []
-            problem = ""
-            try:
-                packed = cloudpickle.dumps(item, protocol=5, buffer_callback=buffers.append)
-                pieces = [packed, *(buffer.raw() for buffer in buffers)]
-            except Exception as error:  # pickling calls the objects' own code, which may raise anything
-                problem = f"{type(error).__name__}: {error}"
-            values.append(messages.PackedValue(name, type_name(item), len(pieces), problem))
+            if name and not (request.pulled or "torch.distributed.tensor" in sys.modules or _FSDP in sys.modules):
+                continue
+            packed, pieces = _packed(name, item)
+            if name and not request.pulled:
+                if not packed.shards:
+                    continue
+                packed, pieces = packed._replace(parts=1), pieces[-1:]
+            values.append(packed)
             parts += pieces
         streams.flush()
         self.home.send(messages.Done(tuple(values), missing, report.short_repr(value), self.news(), tuple(parts)))
+
+
+def _packed(name: str, value: Any) -> tuple[messages.PackedValue, list[messages.Buffer]]:
+    """Pack a value, or what can be packed of it. Return its description and its parts."""
+    import cloudpickle
+
+    from sparkring.capture import returning
+    from sparkring.capture.picklability import type_name
+
+    packed = messages.PackedValue(name, type_name(value), 0, "")
+    try:
+        found = returning.pack_value(value)
+    except Exception as error:  # packing calls the objects' own code, which may raise anything
+        packed = packed._replace(error=returning.in_words(error))
+        rest = returning.salvaged(value)
+        if rest is None:
+            return packed, []
+        packed = packed._replace(parts=len(rest.parts), is_state_dict=rest.is_state_dict, left_out=rest.left_out)
+        return packed, list(rest.parts)
+    pieces = [*found.parts, *([cloudpickle.dumps(found.shards, protocol=5)] if found.shards else ())]
+    return packed._replace(parts=len(pieces), without=found.without, shards=bool(found.shards)), pieces
 
 
 def exit_code(end: SystemExit) -> int:
