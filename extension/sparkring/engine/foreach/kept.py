@@ -163,8 +163,10 @@ class Kept:
             count = describe.counted(len(self._there), "result")
             return f"{count} in {self.location.written} cannot be used: an earlier version of sparkring kept them"
         last = max(codes, key=lambda other: other.time)
-        told = f"{self._count(codes)} not used, because {_why(last, self._code)} since then: these items run again"
-        return f"{told} (--keep-results uses the results)"
+        return (
+            f"{self._count(codes)} not used, because {_why(last, self._code)} since then: these items run again "
+            "(--keep-results uses the results)"
+        )
 
     def _count(self, codes: Sequence[Code]) -> str:
         keys = {code.key for code in codes}
