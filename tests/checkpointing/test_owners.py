@@ -87,6 +87,7 @@ def test_an_owner_on_another_machine_is_dead_if_its_file_is_old(tmp_path, monkey
 def test_the_file_is_written_again(tmp_path, monkeypatch):
     """So that other machines see that the run is alive."""
     monkeypatch.setattr(owners, "REFRESH_S", 0.01)
+    monkeypatch.setattr(owners, "LOOK_EVERY_S", 0.01)
     folder = tmp_path / "new"
     with owned(locate(folder), "mine"):
         folder.mkdir()  # as the ranks do when they save for the first time
@@ -96,6 +97,18 @@ def test_the_file_is_written_again(tmp_path, monkeypatch):
         while file.read_text() == first:
             time.sleep(0.01)
     assert list(folder.iterdir()) == []
+
+
+def test_two_runs_in_a_directory_that_neither_has_made_yet(tmp_path, monkeypatch, capsys):
+    """The second one says so as soon as the directory is there."""
+    monkeypatch.setattr(owners, "LOOK_EVERY_S", 0.01)
+    folder = tmp_path / "new"
+    with owned(locate(folder), "mine"):
+        (tmp_path / "made").mkdir()
+        write(tmp_path / "made", since=time.time() - 1)
+        (tmp_path / "made").rename(folder)
+        while "far-run" not in capsys.readouterr().err:
+            time.sleep(0.01)
 
 
 def test_a_file_that_is_none_of_ours_is_ignored(tmp_path):

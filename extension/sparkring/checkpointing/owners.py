@@ -21,9 +21,11 @@ from typing import NamedTuple
 
 from sparkring.checkpointing.entries import changed_at
 from sparkring.errors import CheckpointError
+from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import Location
 
 REFRESH_S = 15.0
+LOOK_EVERY_S = 1.0  # how often to look whether the ranks have made the directory
 DEAD_AFTER_S = 60.0
 _SUFFIX = ".owner.json"
 _TRIES, _PAUSE_S = 3, 0.1
@@ -45,24 +47,24 @@ class Owner(NamedTuple):
 def owned(directory: Location, run_id: str) -> Iterator[None]:
     """Own `directory` for a run. Raises CheckpointError if a run of another process that is alive owns it.
 
-    Other runs of this process are not looked at. If the directory does not exist yet, it is owned once it does.
+    Other runs of this process are not looked at. A directory that does not exist yet is owned once the ranks have made
+    it, and the user is told if another run then owns it, too.
     """
     now = time.time()
     mine = Owner(run_id, _user(), socket.gethostname(), _machine(), _process(os.getpid()), now, now)
     path = directory / _name(run_id)
     over = threading.Event()
     try:
-        _write(directory, path, mine)
+        is_there = _write(directory, path, mine)
         _refuse_others(directory, mine)
-        refreshing = threading.Thread(
-            target=_refresh, args=(directory, path, mine, over), name="sparkring-owner", daemon=True
-        )
+        arguments = directory, path, mine, over, is_there
+        refreshing = threading.Thread(target=_refresh, args=arguments, name="sparkring-owner", daemon=True)
         refreshing.start()
         try:
             yield
         finally:
             over.set()
-            refreshing.join()
+            refreshing.join(REFRESH_S)  # the storage may not respond
     finally:
         _remove(path)
 
@@ -71,17 +73,24 @@ def _name(run_id: str) -> str:
     return f".{run_id}{_SUFFIX}"  # hidden, because the user's code may list the directory
 
 
-def _refresh(directory: Location, path: Location, mine: Owner, over: threading.Event) -> None:
-    while not over.wait(REFRESH_S):
-        _write(directory, path, mine._replace(refreshed=time.time()))
+def _refresh(directory: Location, path: Location, mine: Owner, over: threading.Event, is_there: bool) -> None:
+    while not over.wait(REFRESH_S if is_there else LOOK_EVERY_S):
+        was_there, is_there = is_there, _write(directory, path, mine._replace(refreshed=time.time()))
+        if is_there and not was_there:
+            try:
+                _refuse_others(directory, mine)
+            except CheckpointError as error:
+                tell(str(error))
 
 
-def _write(directory: Location, path: Location, owner: Owner) -> None:
-    with contextlib.suppress(
-        Exception
-    ):  # if it cannot be written, two runs may not notice each other; this run goes on
+def _write(directory: Location, path: Location, owner: Owner) -> bool:
+    """Write the owner's file, and return whether it is there."""
+    # If this fails, two runs may not notice each other, but this run goes on.
+    with contextlib.suppress(Exception):  # each storage has its own errors
         if not directory.local or os.path.isdir(directory.path):
             path.fs.pipe_file(path.path, json.dumps(owner._asdict()).encode())
+            return True
+    return False
 
 
 def _refuse_others(directory: Location, mine: Owner) -> None:
