@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from sparkring.capture.picklability import Kind, Refused, by_reference, walk
 from sparkring.capture.reducers.base import WRAPPED, Reduced, Reducer
 
-_SETTINGS = (bool, int, float, str, type(None))
+_SETTINGS = (bool, int, float, str)
 _SEARCHED = 200  # at most this many objects in a layer's attribute are searched for classes and functions
 
 
@@ -176,14 +176,23 @@ def content(value: Any) -> Any:
         )
         return value.numpy() if is_variable else None
     layers = list(value._flatten_layers()) if isinstance(value, keras.layers.Layer) else []
-    owners = [value, *layers, *filter(None, [getattr(value, "optimizer", None)])]
+    optimizer = getattr(value, "optimizer", None)
+    owners = [value, *layers, *([] if optimizer is None else [optimizer])]
+    # predict() itself sets `training` and `stop_predicting`, and `predict_function`, which is None before.
     settings = [
-        {name: item for name, item in vars(owner).items() if name[0] != "_" and type(item) in _SETTINGS}
+        {
+            name: item
+            for name, item in vars(owner).items()
+            if type(item) in _SETTINGS and name != "training" and not name.startswith(("_", "stop_"))
+        }
         | {"trainable": getattr(owner, "trainable", None)}
         for owner in owners
     ]
-    variables = [*(variables_of(value) if hasattr(value, "variables") else []),
-                 *(variables_of(value.optimizer) if getattr(value, "optimizer", None) else [])]  # fmt: skip
+    variables = [
+        variable for owner in (value, optimizer) if hasattr(owner, "variables") for variable in variables_of(owner)
+    ]
+    rates = (getattr(owner, "_learning_rate", None) for owner in (value, optimizer))  # Keras 2 leaves them out
+    variables += [rate for rate in rates if hasattr(rate, "numpy")]
     return settings, [variable.numpy() for variable in variables]
 
 
