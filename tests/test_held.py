@@ -77,6 +77,28 @@ def test_a_change_in_place_makes_the_notebooks_the_newer(value, change):
     assert "x" in held.beside(notebook, ALL)
 
 
+def test_what_a_library_does_is_not_a_change():
+    """Using a model changes caches in it; setting its rate, its weights or its optimizer's rate changes the model."""
+    keras = pytest.importorskip("keras")
+    layers = [keras.Input((2,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    held, notebook = sent(model)
+    model.predict(np.ones((1, 2)), verbose=0)
+    assert "x" in held.beside(notebook, ALL)
+    assert not held.changes()
+    assert not held.notices
+    for change in (
+        lambda: setattr(model.layers[0], "rate", 0.1),
+        lambda: setattr(model.optimizer, "learning_rate", 0.5),
+        lambda: model.set_weights([weights + 1 for weights in model.get_weights()]),
+    ):
+        change()
+        assert "x" not in held.beside(notebook, ALL)
+        assert "`x`" in held.notices[0]
+        held.kept(["x"], ALL, sent=True)
+
+
 @pytest.mark.parametrize(
     ("value", "other"),
     [

@@ -186,6 +186,31 @@ def test_changes_in_place_reach_the_ranks(shared_gang):
     assert gang.values("hasattr(CFG, 'lr'), hasattr(slots, 'b')") == [(False, False)] * 3
 
 
+def test_a_change_that_cannot_be_sent_alone(shared_gang):
+    """If the object's class leaves out what has changed when it is packed, the object is sent as a whole."""
+    shared_gang.define("""
+        import threading
+        class Guarded:
+            def __init__(self): self.lock, self.x = None, 1
+            def __getstate__(self): return {"lock": None, "x": self.x}
+        guarded = Guarded()
+    """)
+    assert shared_gang.values("guarded.x") == [1] * 3
+    shared_gang.define("guarded.lock, guarded.x = threading.Lock(), 2")
+    assert shared_gang.values("guarded.x, guarded.lock") == [(2, None)] * 3
+
+
+def test_objects_that_are_sent_later(shared_gang):
+    """They share the objects that ranks already have, as in the notebook."""
+    shared_gang.define("NONE, held = object(), [1]\ndef f(): return 1\nclass Kind: pass")
+    assert shared_gang.values("NONE, held, f(), Kind and 0")[0][1:] == ([1], 1, 0)
+    shared_gang.define("labels = {f: 'f', NONE: 'none', Kind: 'kind'}\npair = (held, NONE)")
+    cell = "labels[f], labels[NONE], labels[Kind], pair[0] is held, pair[1] is NONE"
+    assert shared_gang.values(cell) == [("f", "none", "kind", True, True)] * 3
+    shared_gang.define("held.append(2)\nlater = [held]")
+    assert shared_gang.values("later[0], held, later[0] is held") == [([1, 2], [1, 2], True)] * 3
+
+
 def test_a_change_of_a_model_leaves_what_ranks_have_trained(shared_gang):
     """Only the part that the notebook has changed is sent. New objects share the ranks' own parameters."""
     pytest.importorskip("torch")

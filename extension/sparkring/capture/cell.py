@@ -16,6 +16,7 @@ from sparkring.capture.names import BINDING, IMPLICIT, CellNames, global_names, 
 from sparkring.capture.packing import Packed, PackedObjects, pack
 from sparkring.capture.picklability import Namespace, Problem, by_reference, ipython_names, type_name, walk
 from sparkring.capture.platform_names import INSTEAD_OF
+from sparkring.capture.reducers.tensorflow import is_model
 from sparkring.capture.remote_names import RemoteNames
 from sparkring.capture.scripts import Script
 from sparkring.capture.string_names import MARKS, names_in_hints, names_in_hints_of, names_in_strings
@@ -229,8 +230,11 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
 def _packing_order(value: object) -> int:
     """Return the sort key for packing.
 
-    Data comes first, so that its size is not counted as part of the size of a function that uses it.
+    Data comes first, so that its size is not counted as part of the size of a function that uses it. Models come before
+    their layers, so that a model that cannot be sent does not keep its layers from being sent.
     """
+    if is_model(value):
+        return -1
     if isinstance(value, (type, types.FunctionType)):
         return 2
     return 0 if by_reference(type(value)) else 1

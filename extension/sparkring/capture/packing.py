@@ -44,7 +44,16 @@ from sparkring.capture.picklability import (
 from sparkring.capture.reducers import reducers_for
 from sparkring.capture.reducers.base import Reducer
 from sparkring.capture.reducers.memory import Block, Memory
-from sparkring.capture.reducers.tensorflow import registered_names, set_registered
+from sparkring.capture.reducers.standard import is_made_by_code, make_class
+from sparkring.capture.reducers.tensorflow import (
+    Part,
+    is_model,
+    part_of_model,
+    parts_of_models,
+    registered_names,
+    set_registered,
+    with_shared_layers,
+)
 from sparkring.capture.remote_names import RemoteNames
 from sparkring.capture.snapshots import ATOMS
 from sparkring.capture.source_lines import code_with_lines, keep_lines, source_text
@@ -76,7 +85,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """
 
     def __init__(
-        self, stream: io.BytesIO, namespace: Namespace | None, stays: Callable[[str], bool], memory: Memory
+        self,
+        stream: io.BytesIO,
+        namespace: Namespace | None,
+        stays: Callable[[str], bool],
+        memory: Memory,
+        keras_parts: Mapping[int, Part],
     ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=self._within)
         self.buffers: list[memoryview] = []
@@ -88,6 +102,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._found_by_name: set[type] = set()
         self._files: dict[str, _CodeFile] = {}
         self._memory = memory
+        self._keras_parts = keras_parts
+        self._begun: set[int] = set()  # the ids of the models whose packing has begun
         self.shares = True  # whether the value that is being packed shares objects with what the ranks have
         self.shared: list[object] = []  # the objects of an earlier payload to which this one refers
         self.uses: set[str] = set()  # the names whose values on the ranks are needed to load what is packed
@@ -112,6 +128,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         self.last = value
+        if (part := self._keras_parts.get(id(value))) and self._can_share(part.model):
+            return part_of_model, tuple(part)
         # The streams of a notebook's kernel cannot be packed, so the rank uses its own.
         if value is sys.stdout or value is sys.stderr:
             return getattr, (sys, "stdout" if value is sys.stdout else "stderr")
@@ -140,6 +158,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._reducers[cls] = (self._memory.reduce,) if Memory.is_array(cls) else reducers_for(cls)
         for reducer in self._reducers[cls]:
             if (reduced := reducer(value)) is not None:
+                if self._keras_parts and is_model(value):
+                    self._begun.add(id(value))
+                    return with_shared_layers(value, reduced, self._keras_parts)
                 return reduced
         reduced = super().reducer_override(value)
         if isinstance(reduced, tuple):  # a function or a class that is sent by value
@@ -153,10 +174,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                     reduced = made, (*arguments, cells), *state
             elif isinstance(value, type) and len(reduced) == 6:
                 _complete_class(value, reduced)
+                if is_made_by_code(value) and isinstance(reduced[1][3], dict):  # not an enumeration
+                    make, arguments, *state = reduced
+                    reduced = make_class, (make, *arguments), *state
             if (names := registered_names(value)) and len(reduced) == 6:
                 *made, set_state = reduced
                 reduced = *made, functools.partial(set_registered, set_state, names)
         return reduced
+
+    def _can_share(self, model: object) -> bool:
+        """Return whether a part of a Keras model can be packed as such: not while the model itself is being packed."""
+        return id(model) not in self._begun or id(model) in self.memo.copy()
 
     def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:
         """Add the names that cloudpickle overlooks to a function's state. Remove names that stay in the notebook."""
@@ -255,7 +283,7 @@ class Packed:
     buffers: the memory of large values, which `payload` does not contain.
     along: the notebook's classes and functions that were packed because the values need them, by name.
     carried: the notebook's names whose values were packed with functions that use them.
-    changed: the size of the changes of each value that the ranks have and that the notebook has changed in place.
+    changed: the size of what is sent for each value that the ranks have and that the notebook has changed in place.
     uses: the names whose values the ranks must already have, because the packed values share objects with these values.
     objects: the packed objects, for payloads that share them.
     shared: the objects of an earlier payload that the values share.
@@ -322,22 +350,26 @@ def pack(
     kinds = {name: kind for name, value in values.items() if (kind := kind_of(value))}
     problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
     along: dict[str, Along] = {}
+    whole: dict[str, Any] = {}  # values that ranks have, but whose changes in place cannot be sent
     blocks: tuple[Block, ...] = ()
     while True:
+        keras_parts = parts_of_models(value for name, value in values.items() if name not in problems)
         stream, sizes = io.BytesIO(), dict[str, int]()
         memory = Memory(blocks)
-        pickler = _Pickler(stream, namespace, stays, memory)
+        pickler = _Pickler(stream, namespace, stays, memory, keras_parts)
         if held is not None:
-            pickler = _SharingPickler(stream, namespace, stays, memory)
+            pickler = _SharingPickler(stream, namespace, stays, memory, keras_parts)
             pickler.place_of = functools.partial(_place_of, held, values)
         elif after is not None:
-            pickler = _SharingPickler(stream, namespace, stays, memory)
+            pickler = _SharingPickler(stream, namespace, stays, memory, keras_parts)
             pickler.go_on(after)
         changed: dict[str, int] = {}
         queue = collections.deque((name, value, "") for name, value in values.items() if name not in problems)
         along = {name: each for name, each in along.items() if each.problem}
         known = {*bound, *along}
-        pickler.dump((len(queue), [StandIn(import_submodule, name) for name in sorted(submodules)]))
+        count = len(queue)
+        queue.extend((name, value, "") for name, value in whole.items() if name not in problems)
+        pickler.dump((count, [StandIn(import_submodule, name) for name in sorted(submodules)]))
         while queue := queue or _changes(held, {*changed, *problems}):
             name, value, via = queue.popleft()
             pickler.shares = name not in by_value
@@ -347,6 +379,11 @@ def pack(
                 pickler.dump(value)
             except Exception as error:  # a class's own `__reduce__` may raise anything
                 # The pickler's memo now refers to bytes that were never written: begin again without this value.
+                if isinstance(value, Changed) and held is not None and namespace is not None:
+                    # For example, the class's `__getstate__` leaves out what has changed.
+                    whole[name] = namespace[name]
+                    held.send_whole(name)
+                    break
                 problem = diagnose(name, value, error, pickler.last)
                 if via:
                     along[name] = Along(via, None, problem)
@@ -354,7 +391,7 @@ def pack(
                     problems[name] = problem
                 break
             size_bytes = stream.tell() - start + sum(buffer.nbytes for buffer in pickler.buffers[before:])
-            if isinstance(value, Changed):
+            if isinstance(value, Changed) or name in whole:
                 changed[name] = size_bytes
             elif via:
                 along[name] = Along(via, size_bytes, None)

@@ -47,6 +47,9 @@ _FILE = Kind("an open file", "pass its path and open it in the cell")
 _LOCK = "make it in the cell, or leave it out in the `__getstate__` of the object that holds it"
 _ONCE = "it can only be used in this process. Make it in the cell, or pass a list"
 _OTHER = "make it in the cell, or define a `__reduce__` in its class that says how to rebuild it"
+_LIBRARY = Kind(
+    "a loaded C library, or a part of one", "load it in the cell, and declare the types of its functions there"
+)
 _CUDA = Kind("a tensor in a GPU's memory", "move it with `.cpu()`, and back with `.to(device)` in the cell")
 
 _IPYTHON = ("IPython", "ipykernel", "dbruntime")  # dbruntime has Databricks' display()
@@ -75,6 +78,11 @@ _KINDS: dict[tuple[str, str], Kind] = {
         "a background run", "call its `.result()` in the notebook, and pass the values that the cell needs"
     ),
     ("sparkring", "ProgramGang"): Kind("a warm gang", "it exists only on the driver. Call its methods in the notebook"),
+    ("ctypes", "CDLL"): _LIBRARY,
+    ("_ctypes", "CFuncPtr"): _LIBRARY,
+    ("torch", "_BaseDataLoaderIter"): Kind(
+        "an iterator over a DataLoader", "call `iter()` on the DataLoader in the cell"
+    ),
     ("torch", "Tensor"): _CUDA,  # kind_of() returns it only for a tensor that is in a GPU's memory
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
 }

@@ -78,6 +78,10 @@ class RemoteNames:
             name: Changed(name, self._notebook[name], changes) for name, changes in self._changes.items() if changes
         }
 
+    def send_whole(self, name: str) -> None:
+        """Let the value of `name` count as one that has to be sent as a whole, until the next call of beside()."""
+        self._changes[name] = None
+
     def place_of(self, value: object) -> Place | None:
         """Return where the ranks have their copy of an object of the notebook; None if they have none."""
         if self._places is None:

@@ -257,12 +257,12 @@ class _Layout:
             if type(member) is types.MemberDescriptorType
         ]
         self.slots = slots
-        self.cached = {
+        self.cached = torch.transient(kind).union(
             name
             for base in kind.__mro__
             for name, member in vars(base).items()
             if isinstance(member, functools.cached_property)
-        }
+        )
         self.is_tensor = issubclass(kind, torch.tensor_types())
         self.is_array = issubclass(kind, getattr(sys.modules.get("numpy"), "ndarray", ()))
         self.is_opaque = any(_package(base) in _OPAQUE for base in kind.__mro__)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import importlib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sparkring.capture.picklability import by_reference
@@ -91,6 +92,49 @@ def _make_typed_dict(meta: Any, name: str, generic: tuple[type, ...], original: 
 def _set_attributes(made: Any, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
         setattr(made, name, value)
+
+
+# ── Classes that are made with keywords ──────────────────────────────────────────────────────────────────────────────
+
+_MAKING = ("__call__", "__init__", "__new__", "__prepare__")  # the methods of a metaclass that get a class's keywords
+
+
+def is_made_by_code(cls: type) -> bool:
+    """Return whether code that is not Python's own runs when the class is made, for which keywords may be needed."""
+    hooks = [base for base in cls.__mro__[1:] if "__init_subclass__" in vars(base)]
+    return any(base.__module__ not in ("builtins", "typing") for base in hooks) or not by_reference(type(cls))
+
+
+def make_class(make: Callable[..., type], meta: type, name: str, bases: tuple[Any, ...], *more: Any) -> type:
+    """On a rank: make a class with cloudpickle's function `make`, without the code that ran when it was first made.
+
+    What this code has done to the class is in the class's state. The keywords of the class are not known. The code of
+    installed packages does run, unless it needs these keywords: it may put the class into a register of the package.
+    """
+    mros = [getattr(base, "__mro__", ()) for base in types.resolve_bases(bases)]
+    hooks = [(base, "__init_subclass__") for mro in mros for base in mro if base is not object]
+    hooks += [(base, method) for base in meta.__mro__ for method in _MAKING]
+    hooks = [(cls, method) for cls, method in hooks if method in vars(cls) and cls.__flags__ & _HEAP_TYPE]
+    own = [(cls, method) for cls, method in hooks if not by_reference(cls)]
+    with _without(own):
+        try:
+            return make(meta, name, bases, *more)
+        except TypeError:  # a keyword is missing
+            with _without([hook for hook in hooks if hook not in own]):
+                return make(meta, name, bases, *more)
+
+
+@contextlib.contextmanager
+def _without(methods: Iterable[tuple[type, str]]) -> Iterator[None]:
+    """Remove methods from their classes, and put them back on exit."""
+    removed = {(cls, name): vars(cls)[name] for cls, name in methods}
+    for cls, name in removed:
+        type.__delattr__(cls, name)
+    try:
+        yield
+    finally:
+        for (cls, name), method in removed.items():
+            type.__setattr__(cls, name, method)
 
 
 def _has_unguarded_lookups(cls: type) -> bool:

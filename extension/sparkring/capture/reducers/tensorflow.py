@@ -14,16 +14,16 @@ import random
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparkring.capture.picklability import Kind, Refused, by_reference, walk
 from sparkring.capture.reducers.base import WRAPPED, Reduced, Reducer
 
-_SETTINGS = (bool, int, float, str, type(None))
+_SETTINGS = (bool, int, float, str)
 _SEARCHED = 200  # at most this many objects in a layer's attribute are searched for classes and functions
 
 
@@ -176,14 +176,23 @@ def content(value: Any) -> Any:
         )
         return value.numpy() if is_variable else None
     layers = list(value._flatten_layers()) if isinstance(value, keras.layers.Layer) else []
-    owners = [value, *layers, *filter(None, [getattr(value, "optimizer", None)])]
+    optimizer = getattr(value, "optimizer", None)
+    owners = [value, *layers, *([] if optimizer is None else [optimizer])]
+    # predict() itself sets `training` and `stop_predicting`, and `predict_function`, which is None before.
     settings = [
-        {name: item for name, item in vars(owner).items() if name[0] != "_" and type(item) in _SETTINGS}
+        {
+            name: item
+            for name, item in vars(owner).items()
+            if type(item) in _SETTINGS and name != "training" and not name.startswith(("_", "stop_"))
+        }
         | {"trainable": getattr(owner, "trainable", None)}
         for owner in owners
     ]
-    variables = [*(variables_of(value) if hasattr(value, "variables") else []),
-                 *(variables_of(value.optimizer) if getattr(value, "optimizer", None) else [])]  # fmt: skip
+    variables = [
+        variable for owner in (value, optimizer) if hasattr(owner, "variables") for variable in variables_of(owner)
+    ]
+    rates = (getattr(owner, "_learning_rate", None) for owner in (value, optimizer))  # Keras 2 leaves them out
+    variables += [rate for rate in rates if hasattr(rate, "numpy")]
     return settings, [variable.numpy() for variable in variables]
 
 
@@ -361,6 +370,61 @@ def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -
         else:
             for item in config.values():
                 _name_lambdas(item, layers, custom)
+
+
+class Part(NamedTuple):
+    """A layer or a variable of a model: the one with this `number` in _parts()."""
+
+    model: Any
+    number: int
+
+
+def parts_of_models(values: Iterable[object]) -> dict[int, Part]:
+    """Return, by id, the layers and variables of the Keras models that `values` are or contain."""
+    models: dict[int, Any] = {}
+    if "keras" in sys.modules or "tf_keras" in sys.modules:
+        for value in values:
+            steps = walk(value, limit=_SEARCHED, enters=lambda value: not _is_frameworks(type(value)))
+            models |= {id(step.value): step.value for step in steps if is_model(step.value)}
+    found: dict[int, Part] = {}
+    # A model that is part of another one is packed as that part, so begin with the largest.
+    for model in sorted(models.values(), key=lambda model: -len(list(model._flatten_layers()))):
+        if id(model) not in found:
+            for number, part in enumerate(_parts(model)):
+                if part is not model:
+                    found.setdefault(id(part), Part(model, number))
+    return found
+
+
+def _parts(model: Any) -> list[Any]:
+    return [*model._flatten_layers(), *(model.weights if model.built else [])]
+
+
+def part_of_model(model: Any, number: int) -> Any:
+    """On a rank: return a layer or a variable of a model that has been rebuilt."""
+    return _parts(model)[number]
+
+
+def with_shared_layers(model: Any, reduced: Reduced, parts: Mapping[int, Part]) -> Reduced:
+    """Let a model share its layers with other models when it is rebuilt. `parts` are those of the other models."""
+    shared = {layer.name: part for layer in model.layers if (part := parts.get(id(layer))) and part.model is not model}
+    if not shared or not by_reference(type(model)) or not hasattr(model, "inputs"):
+        return reduced
+    make, arguments, *state = reduced
+    return _with_shared_layers, (make, arguments, {name: tuple(part) for name, part in shared.items()}), *state
+
+
+def _with_shared_layers(make: Callable[..., Any], arguments: Iterable[Any], shared: dict[str, tuple[Any, int]]) -> Any:
+    model = make(*arguments)
+    layers = {name: part_of_model(*part) for name, part in shared.items()}
+    clone: Any = importlib.import_module(_keras(type(model)).__name__).models.clone_model
+    return clone(model, clone_function=lambda layer: layers.get(layer.name, layer))
+
+
+def is_model(value: Any) -> bool:
+    """Return whether a value is a Keras model."""
+    keras = _keras(type(value))
+    return keras is not None and isinstance(value, getattr(keras, "Model", ()))
 
 
 def _compilation(model: Any) -> dict[str, Any] | None:

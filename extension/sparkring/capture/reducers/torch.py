@@ -1,4 +1,5 @@
-"""Reducers for torch's tensors (with their gradients) and for the results of `torch.compile` and `torch.jit`.
+"""Reducers for torch's tensors (with their gradients), for parametrized modules, for DataLoaders whose workers have
+started, and for the results of `torch.compile` and `torch.jit`.
 
 Only functions that run on ranks import torch: a driver that has one of torch's objects has already imported torch.
 """
@@ -17,6 +18,7 @@ from typing import Any
 from sparkring.capture.picklability import Kind, Refused
 from sparkring.capture.reducers.base import WRAPPED, Layout, Reduced, Reducer
 
+_DATA_LOADER = ("torch.utils.data.dataloader", "DataLoader")
 _COMPILED = Kind(
     "compiled by torch.compile in a way that cannot be repeated",
     "pass the original, and call `torch.compile` in the cell",
@@ -36,7 +38,9 @@ def reducer_for(cls: type) -> Reducer | None:
         return _scripted
     if any(module == "horovod.torch.optimizer" for module, _ in names):
         return _wrapped
-    return None
+    if (cls.__module__, cls.__name__[:12]) == ("torch.nn.utils.parametrize", "Parametrized"):
+        return _parametrized
+    return _data_loader if _DATA_LOADER in names else None
 
 
 def _wrapped(optimizer: Any) -> Reduced:
@@ -127,6 +131,43 @@ def content(tensor: Any) -> Any:
     except (RuntimeError, TypeError):  # for example a sparse tensor, or one in a GPU's memory
         return (*parts, id(tensor), tensor._version)
     return (*parts, zlib.crc32(raw))
+
+
+# ── Parametrized modules and DataLoaders ─────────────────────────────────────────────────────────────────────────────
+
+
+def _parametrized(module: Any) -> Reduced:
+    """Pack a module to which parametrizations, such as `weight_norm`, have given a class of its own."""
+    cls: Any = type(module).__base__
+    state = cls.__getstate__(module) if hasattr(cls, "__getstate__") else vars(module)
+    return _bare, (cls,), state, None, None, _parametrize
+
+
+def _bare(cls: Any) -> Any:
+    return cls.__new__(cls)  # not copyreg.__newobj__: pickle would require that `cls` is the class of the value
+
+
+def _parametrize(module: Any, state: Any) -> None:
+    from torch.nn.utils import parametrize
+
+    module.__setstate__(state)
+    parametrize._inject_new_class(module)
+    for name in module.parametrizations:
+        parametrize._inject_property(module, name)
+
+
+def transient(cls: type) -> frozenset[str]:
+    """Return the names of attributes that are not packed, since they belong to this process."""
+    is_loader = any((base.__module__, base.__name__) == _DATA_LOADER for base in cls.__mro__)
+    return frozenset(("_iterator",) if is_loader else ())
+
+
+def _data_loader(loader: Any) -> Reduced | None:
+    """Pack a DataLoader without its persistent workers; its next iterator starts new ones."""
+    if getattr(loader, "_iterator", None) is None:
+        return None
+    made, arguments, state, *more = loader.__reduce_ex__(5)
+    return made, arguments, {**state, "_iterator": None}, *more
 
 
 # ── torch.compile and torch.jit ──────────────────────────────────────────────────────────────────────────────────────
