@@ -39,7 +39,7 @@ REFERENCE = DOCS / "reference.md"
 TROUBLES = DOCS / "troubleshooting.md"
 
 LAUNCH = {each.lesson.magic for each in FRAMEWORKS.values() if each.lesson is not None}
-OTHERS_MAGICS = {"px"}  # ipyparallel's
+OTHERS_MAGICS = {"px", "bash", "sh", "script"}  # ipyparallel's and IPython's
 OTHERS_METHODS = {"cache", "cpu", "run"}  # of Spark, torch and TorchDistributor
 
 

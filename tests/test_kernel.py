@@ -1454,7 +1454,7 @@ def test_a_run_is_stopped_by_its_name(kernel: Kernel, waiting: tuple[Cell, Path]
     started, _ = waiting
     name = started.result.split()[1]
     assert complete(kernel, "%runs --stop ") == [name]
-    assert complete(kernel, "%runs --") == ["--stop", "--tensorboard"]
+    assert complete(kernel, "%runs --") == ["--delete", "--delete-older", "--stop", "--tensorboard"]
     cell = kernel.run("%runs --stop nobody")
     assert cell.error.traceback == [
         f"OptionsError: no run called 'nobody' is running in the background of this notebook; running: {name}."

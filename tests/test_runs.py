@@ -10,7 +10,7 @@ import time
 import pytest
 
 from sparkring.engine.result import RunResult
-from sparkring.errors import DataError, OptionsError, SparkringError
+from sparkring.errors import DataError, LaunchError, OptionsError, SparkringError
 from sparkring.history import events, run_store
 from sparkring.history.record import replay
 from sparkring.notebook.extension import MAGICS
@@ -423,6 +423,52 @@ def test_pruning_keeps_the_newest_and_what_is_going_on():
     os.utime(run_store.home() / "run-1" / run_store.EVENTS, (long_ago, long_ago))
     run_store.prune(keep=2)
     assert [path.name for path in run_store.saved()] == ["run-5", "run-4", "run-0"]
+
+
+def test_how_much_is_kept_is_a_setting(monkeypatch):
+    """After a large run, the oldest runs are removed until all runs together are small enough; the new run stays."""
+    for number in range(6):
+        save(f"run-{number}", story(f"run-{number}", ended=number != 1))
+        (run_store.home() / f"run-{number}" / "large").write_bytes(bytes(1_100_000))
+    newest = run_store.home() / "run-5"
+    monkeypatch.setenv("SPARKRING_KEEP_GB", "0.0045")
+    run_store.prune()
+    run_store.prune(newest=run_store.home() / "gone")
+    assert len(run_store.saved()) == 6
+    run_store.prune(newest=newest)
+    assert [path.name for path in run_store.saved()] == ["run-5", "run-4", "run-3", "run-1"]
+    monkeypatch.setenv("SPARKRING_KEEP_GB", "0.0001")
+    run_store.prune(newest=newest)
+    assert [path.name for path in run_store.saved()] == ["run-5", "run-1"], "run-1 may be in progress"
+    for name, value in (("SPARKRING_KEEP_GB", "ten"), ("SPARKRING_KEEP_RUNS", "0"), ("SPARKRING_KEEP_RUNS", "1.5")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(LaunchError, match=f"{name} must be a .*number .*, not '{value}'"):
+                run_store.RunFolder("another")
+            run_store.prune()
+    for number in range(4):
+        save(f"small-{number}", story(f"small-{number}"))
+    monkeypatch.setenv("SPARKRING_KEEP_RUNS", "3")
+    run_store.prune()
+    assert [path.name for path in run_store.saved()] == ["small-3", "small-2", "small-1", "run-1"]
+
+
+def test_deleting_runs(capsys):
+    now = time.time()
+    for name, days, is_ended in (("old", 40, True), ("older", 50, True), ("killed", 60, False), ("new", 1, True)):
+        begun = events.RunStarted(now - days * 86400, name, f"the {name}", "x", 2, "local", "plain", "all")
+        save(name, [begun, *([events.RunFinished(begun.time + 9, "finished")] if is_ended else [])])
+    with pytest.raises(OptionsError, match="no saved run called 'nothing'"):
+        MAGICS["runs"].run(None, "--delete nothing")
+    with pytest.raises(OptionsError, match="run killed may be in progress in another kernel"):
+        MAGICS["runs"].run(None, "--delete killed")
+    MAGICS["runs"].run(None, "--delete 'the new'")
+    assert capsys.readouterr().out.startswith("deleted new (")
+    MAGICS["runs"].run(None, "--delete-older 30d")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("deleted 2 runs (")
+    assert second == "1 run may be in progress, or could not be deleted."
+    assert [path.name for path in run_store.saved()] == ["killed"]
 
 
 def test_quick_cells_of_a_warm_gang_go_first(monkeypatch):

@@ -68,5 +68,5 @@ class Recorder:
             self._folder.close()
         # Even after an error, because the panel would otherwise show the run as still running.
         self._show(self._view.close)
-        run_store.prune(slack=run_store.SLACK)
+        run_store.prune(slack=run_store.SLACK, newest=self._folder.path)
         return self.record

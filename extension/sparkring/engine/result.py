@@ -53,7 +53,7 @@ class RunResult:
         if not folder.exists():
             raise DataError(
                 f"the logs of run {self.record.run_id} no longer exist: the folder {folder} has been removed. "
-                f"Only about {run_store.KEEP} runs are kept."
+                f"Only about {run_store.kept_runs()} runs are kept (SPARKRING_KEEP_RUNS)."
             )
         return run_store.log(folder, rank)
 

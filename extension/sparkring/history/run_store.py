@@ -11,19 +11,22 @@
         timeline.json    Horovod's timeline, if there is one; attempt 2's timeline is timeline-2.json
         tensorboard/     the metrics, after %runs RUN --tensorboard
 
-Only the user can read the folder (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
+Only the user can read the folder (mode 0700). The newest runs are kept, as many as kept_runs() says, and as long as
+they are not larger than kept_bytes() together. A run in progress is never removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
 import os
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -33,10 +36,12 @@ from sparkring.history.events import Notice, RunStarted, TimelineSaved
 from sparkring.history.horovod_timeline import Arriving
 from sparkring.history.record import QUICK_S, RunRecord, apply, samples_kept
 
-KEEP = 100
+KEEP = 100  # unless SPARKRING_KEEP_RUNS is set
+KEEP_GB = 10.0  # unless SPARKRING_KEEP_GB is set
+LARGE_BYTES = 1_000_000  # the size of all runs is looked at when a run of at least this size has ended
 NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
-# Old runs are removed only when there are this many more than KEEP. If old runs were removed after each cell of a warm
-# gang, a quarter of the time would be spent on this.
+# Old runs are removed only when there are this many too many. If old runs were removed after each cell of a warm gang,
+# a quarter of the time would be spent on this.
 SLACK = 20
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
@@ -60,6 +65,28 @@ def home() -> Path:
     return Path(os.path.expanduser(root), "runs").absolute()
 
 
+def kept_runs() -> int:
+    """Return how many runs are kept. Raise LaunchError if the setting is not a number."""
+    return int(_setting("SPARKRING_KEEP_RUNS", KEEP, "a whole number of runs", str.isdecimal))
+
+
+def kept_bytes() -> float:
+    """Return how many bytes all runs together may have. Raise LaunchError if the setting is not a number."""
+    return (
+        _setting("SPARKRING_KEEP_GB", KEEP_GB, "a number of gigabytes", re.compile(r"\d+(\.\d*)?|\.\d+").fullmatch)
+        * 1e9
+    )
+
+
+def _setting(name: str, default: float, what: str, is_valid: Callable[[str], object]) -> float:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not is_valid(text) or float(text) <= 0:
+        raise LaunchError(f"the environment variable {name} must be {what} greater than 0, not {text!r}.")
+    return float(text)
+
+
 Kind = TypeVar("Kind", bound=events.Event)
 
 
@@ -67,6 +94,7 @@ class RunFolder:
     """Writes one run to its folder. After an error, it writes nothing more and reports this once; the run goes on."""
 
     def __init__(self, run_id: str) -> None:
+        kept_runs(), kept_bytes()  # refuse settings that are not valid before the ranks start
         self.path = home() / run_id
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -457,28 +485,62 @@ def last(path: Path) -> events.RunFinished | None:
     return None
 
 
-def prune(keep: int = KEEP, slack: int = 0) -> None:
+def prune(keep: int | None = None, slack: int = 0, newest: Path | None = None) -> None:
     """If more than `keep` + `slack` runs are saved, remove all but `keep` of them. Runs that may be in progress stay.
 
-    The runs of quick cells are removed first, since a hundred quick cells must not displace yesterday's training.
+    `keep` is kept_runs() by default. The runs of quick cells are removed first, since a hundred quick cells must not
+    displace yesterday's training. If the run `newest`, which has just ended, is large, also remove the oldest runs
+    until all runs together have at most kept_bytes(). `newest` stays.
     """
     try:
-        if len(os.listdir(home())) <= keep + slack:
+        keep = kept_runs() if keep is None else keep
+        if len(os.listdir(home())) > keep + slack:
+            every = saved()
+            left, oldest_first = len(every), every[min(NEWEST, keep) :][::-1]
+            for path in itertools.chain(filter(_was_quick, oldest_first), oldest_first):  # lazy, so few runs are read
+                if left <= keep:
+                    break
+                left -= remove(path)
+        if newest is not None and size_bytes(newest) >= LARGE_BYTES:
+            _prune_large(newest)
+    except (OSError, LaunchError):  # the folder cannot be read, or the notebook has just changed a setting to nonsense
+        pass
+
+
+def _prune_large(newest: Path) -> None:
+    sizes = {path: size_bytes(path) for path in saved()}
+    total, most = sum(sizes.values()), kept_bytes()
+    for path in reversed(sizes):
+        if total <= most:
             return
-    except OSError:
-        return
-    every = saved()
-    left, oldest_first = len(every), every[min(NEWEST, keep) :][::-1]
-    for path in itertools.chain(filter(_was_quick, oldest_first), oldest_first):  # lazy, so few runs are read
-        if left <= keep:
-            return
-        try:
-            age_s = time.time() - (path / EVENTS).stat().st_mtime
-            if last(path) is not None or age_s > ABANDONED_AFTER_S:
-                shutil.rmtree(path)
-                left -= 1
-        except OSError:
-            pass  # another kernel has removed the run
+        if path != newest and remove(path):
+            total -= sizes[path]
+
+
+def remove(path: Path) -> bool:
+    """Remove a run, unless it may be in progress or cannot be removed. Return whether it was removed."""
+    try:
+        if is_going_on(path):
+            return False
+        shutil.rmtree(path)
+    except OSError:  # another kernel has removed the run
+        return False
+    return True
+
+
+def is_going_on(path: Path) -> bool:
+    """Return whether a run may be in progress: it has no end, and was written to less than a day ago."""
+    return last(path) is None and time.time() - (path / EVENTS).stat().st_mtime <= ABANDONED_AFTER_S
+
+
+def size_bytes(path: Path) -> int:
+    """Return the size of a run's files."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):  # it has just been removed
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
 
 
 def _was_quick(path: Path) -> bool:

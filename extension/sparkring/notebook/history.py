@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.errors import OptionsError
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.option_types import count
+from sparkring.notebook.option_types import age, count
 from sparkring.notebook.options_table import Option, OptionsTable
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or
     %runs RUN RUN               compare two runs: outcome, metrics, curves, options, versions, code
     %runs RUN --tensorboard     open the metrics of a run in TensorBoard
     %runs --stop RUN            stop a background run of this notebook
+    %runs --delete RUN          delete a saved run
+    %runs --delete-older 30d    delete the runs that began more than 30 days ago (h: hours, d: days, w: weeks)
 
 RUN is a name in the list, the beginning or the end of a name, or a title.
 
@@ -77,6 +79,14 @@ _RUNS = OptionsTable(
         suggest=_runs_to_stop,
         alone=True,
     ),
+    Option("--delete", action="store_true", help="delete the folder of RUN, unless RUN may be in progress", alone=True),
+    Option(
+        "--delete-older",
+        type=age,
+        metavar="AGE",
+        help="delete the folders of all runs that began longer than AGE ago, as in 30d, 12h or 4w",
+        alone=True,
+    ),
 )
 LOGS = OptionsTable(
     "%logs",
@@ -89,9 +99,10 @@ LOGS = OptionsTable(
 
 @dataclass(frozen=True)
 class RunsRequest:
-    """What the user asks `%runs` to do: list the last `count` runs, or show, plot (in TensorBoard) or stop `run`.
+    """What the user asks `%runs` to do: list the last `count` runs, or show, plot, stop or delete `run`.
 
-    If `other` is not empty, `run` is compared with it.
+    If `other` is not empty, `run` is compared with it. If `older_s` is not None, all runs that began longer ago than
+    this number of seconds are deleted.
     """
 
     count: int = 20
@@ -99,6 +110,8 @@ class RunsRequest:
     other: str = ""
     tensorboard: bool = False
     stop: bool = False
+    delete: bool = False
+    older_s: float | None = None
 
 
 def parse_runs(line: str) -> RunsRequest:
@@ -113,6 +126,14 @@ def parse_runs(line: str) -> RunsRequest:
         )
     if stop and (tensorboard or not run):
         raise OptionsError("%runs --stop takes one argument: the id or name of a background run.")
+    if given["delete"] and (other or not run):
+        raise OptionsError("%runs --delete takes one argument: the id or name of a saved run.")
+    if given["delete_older"] is not None:
+        if run:
+            raise OptionsError("%runs --delete-older takes no run: it deletes all runs of this age, as in 30d.")
+        return RunsRequest(older_s=given["delete_older"])
+    if given["delete"]:
+        return RunsRequest(run=run, delete=True)
     is_count = run.isdecimal() and len(run) < ID_DIGITS and not (other or tensorboard or stop)
     if run.startswith("-") or (is_count and not int(run)):
         raise OptionsError(
@@ -134,6 +155,10 @@ def _runs(shell: Any, line: str) -> None:
     elif request.stop:
         run = background.stop(request.run)
         print(f"{run.run_id}: {describe.closing(run.record, time.time())}")
+    elif request.older_s is not None:
+        _delete_older(request.older_s)
+    elif request.delete:
+        _delete(request.run)
     elif request.other:
         _compare(request.run, request.other)
     elif request.run:
@@ -142,6 +167,36 @@ def _runs(shell: Any, line: str) -> None:
         headers = ("run", "cell", "time", "ranks", "data", "outcome", "")
         empty = f"no runs saved yet (they go to {run_store.home()})"
         show_table(headers, list(_rows(request.count)), empty=empty)
+
+
+def _delete(name: str) -> None:
+    from sparkring.engine import background
+    from sparkring.history import describe, run_store
+
+    run = background.find(name)
+    if run is not None:
+        raise OptionsError(f"run {run.run_id} is in progress: stop it first, with %runs --stop {run.run_id}")
+    path = run_store.find_saved(name)
+    if run_store.is_going_on(path):
+        raise OptionsError(
+            f"run {path.name} may be in progress in another kernel: it has no end, and was written to less than a day "
+            f"ago. If its kernel was killed, remove the folder {path} yourself."
+        )
+    freed = run_store.size_bytes(path)
+    if not run_store.remove(path):
+        raise OptionsError(f"run {path.name} could not be deleted: check that you may write to {path.parent}.")
+    print(f"deleted {path.name} ({describe.size(freed)})")
+
+
+def _delete_older(than_s: float) -> None:
+    from sparkring.history import describe, run_store
+
+    old = [path for path in run_store.saved() if 0 < run_store.first(path).time < time.time() - than_s]
+    sizes = {path: run_store.size_bytes(path) for path in old}
+    deleted = [path for path in old if run_store.remove(path)]
+    print(f"deleted {describe.counted(len(deleted), 'run')} ({describe.size(sum(map(sizes.__getitem__, deleted)))})")
+    if len(deleted) < len(old):
+        print(f"{describe.counted(len(old) - len(deleted), 'run')} may be in progress, or could not be deleted.")
 
 
 def _rows(most: int) -> Iterator[tuple[str, ...]]:

@@ -46,6 +46,15 @@ seconds = functools.partial(_time, unit="seconds")
 minutes = functools.partial(_time, unit="minutes")
 
 
+def age(text: str) -> float:
+    """Return the number of seconds that a `text` such as 30d stands for."""
+    units = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+    try:
+        return _time(text[:-1], "hours, days or weeks") * units[text[-1:]]
+    except (KeyError, ArgumentTypeError):
+        raise ArgumentTypeError(f"{text!r} is not an age, such as 12h, 30d or 4w (hours, days, weeks)") from None
+
+
 def variable(text: str) -> str:
     """Return the name of a variable."""
     if not text.isidentifier():
