@@ -770,6 +770,18 @@ def test_shell_commands_and_line_magics_run_on_the_ranks(kernel: Kernel) -> None
     assert kernel.value("_.values[1]") == "(['one', 'two'], 'yes')"
 
 
+def test_a_cell_that_ends_with_a_semicolon(kernel: Kernel) -> None:
+    """It shows no value. It also assigns to a variable of the notebook, and the run says so, but only once."""
+    kernel.run("count = [0]").done()
+    said = "assigns `count` on the ranks only: the notebook's value does not change. --pull count copies rank 0's"
+    for number, title in enumerate(("where = %pwd", "where = %pwd (2)")):
+        cell = kernel.run("%%horovod -n -2\nwhere = %pwd\ncount = count + [rank]\nrank;").done()
+        assert not cell.result
+        notices = kernel.value("import sparkring; [each.text for each in sparkring.last_result.record.notices]")
+        assert (said in notices) == (number == 0)
+        assert kernel.value("import sparkring; sparkring.last_result.record.title") == repr(title)
+
+
 TRAIN = """
 import argparse
 import sys

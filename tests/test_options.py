@@ -16,7 +16,7 @@ from sparkring.engine.prepare import capture_cell
 from sparkring.engine.spec import Cell, RunSpec
 from sparkring.errors import OptionsError
 from sparkring.notebook import checkpoints, data, foreach, gang, history
-from sparkring.notebook.cell import depends_on_items, find_scripts, python_source, title_of
+from sparkring.notebook.cell import depends_on_items, ends_quietly, find_scripts, python_source, title_of
 from sparkring.notebook.extension import MAGICS
 from sparkring.notebook.gang import GangRequest
 from sparkring.notebook.history import RunsRequest, parse_runs
@@ -659,15 +659,35 @@ def test_only_horovod_records_a_timeline():
         ("hvd.init()\ndef train():\n    pass\ntrain()", "train()"),
         ("def train():\n    pass\nprint(train())", "train"),
         ("rank * 2", "rank * 2"),
-        ("i = 0\nwhile i < 3:\n    i += 1", ""),
+        ("i = 0\nwhile i < 3:\n    i += 1", "i = 0"),
+        ("model = Net()\nfloat(loss)", "model = Net()"),
+        ("import torch\nx = 1\n# step by step\nloss.item()", "step by step"),
+        ("get_ipython().run_line_magic('run', 'a.ipynb --lr 1')", "%run a.ipynb --lr 1"),
+        ("files = get_ipython().getoutput('ls')\nrank", "files = !ls"),
+        ("get_ipython().run_line_magic('time', 'model.fit(x)')", "%time model.fit(x)"),
         ("hvd.init()", ""),
-        ("i = 0\n'done'", ""),
+        ("1", ""),
         (f"call({'x' * 80})", f"call({'x' * 54}…"),
     ],
 )
 def test_what_a_cell_says_of_itself(cell, title):
     """The title of a run without a name is taken from the cell. If the cell has no suitable text, it is empty."""
     assert title_of(f"\n{cell}") == title
+
+
+@pytest.mark.parametrize(
+    ("cell", "quiet"),
+    [
+        ("x = 1\nrank;", True),
+        ("rank ;  # a comment\n\n", True),
+        ("rank", False),
+        ("print(';')", False),
+        ("rank; size", False),
+    ],
+)
+def test_cells_that_end_with_a_semicolon(cell, quiet):
+    """Such a cell shows no value, as in IPython."""
+    assert ends_quietly(cell) == quiet
 
 
 def test_an_earlier_future_import_applies_to_the_cell():

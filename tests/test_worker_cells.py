@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 from sparkring.worker.rank import displays
 from sparkring.worker.rank.items import SharedBuffers
 from sparkring.worker.rank.shell import get_ipython
+from sparkring.worker.rank.slist import SList
 
 
 def test_handles_of_displays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +68,20 @@ rank = member._fork_rank(types.SimpleNamespace(rows=-1, context=b""))
 print(os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1]), os.read(rank.stderr, 9_999))
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"-2 b''\n"
+
+
+def test_the_lines_of_a_command():
+    """They have the attributes of IPython's SList."""
+    from IPython.utils.text import SList as Real
+
+    lines = ["a 1", "b  22", "", os.getcwd()]
+    mine, real = SList(lines), Real(lines)
+    for name in ("n", "s", "l", "list", "nlstr", "spstr"):
+        assert getattr(mine, name) == getattr(real, name), name
+    assert [str(path) for path in mine.p] == [str(path) for path in real.p] == [os.getcwd()]
+    assert mine.fields(1, 0) == real.fields(1, 0) == ["1 a", "22 b", os.getcwd()]
+    assert mine.fields() == real.fields()
+    assert mine.grep("A 1").n == "a 1"
+    assert mine.grep("^2", field=1) == real.grep("^2", field=1)
+    assert mine.grep(str.strip, prune=True) == real.grep(str.strip, prune=True) == [""]
+    assert type(pickle.loads(pickle.dumps(mine))) is SList

@@ -4,6 +4,9 @@ from __future__ import annotations
 import __future__
 
 import ast
+import copy
+import io
+import tokenize
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -25,7 +28,9 @@ _OUTSIDE_A_FUNCTION = {
 }
 # The call at the end of a cell may be used as the run's title. A call to one of these functions is not used, because it
 # does not show what the cell is for.
-_UNTELLING_CALLS = frozenset({"barrier", "display", "init", "init_process_group", "print", "seed", "shutdown"})
+_UNTELLING_CALLS = {"barrier", "destroy_process_group", "display", "init", "init_process_group", "seed", "shutdown",
+                    "dict", "float", "int", "item", "len", "list", "max", "min", "print", "round", "str", "sum",
+                    "tolist", "tuple"}  # fmt: skip
 
 
 def python_source(shell: Any, magic: str, cell: str) -> str:
@@ -191,24 +196,62 @@ def _error_at(node: ast.AST, where: str, message: str) -> CaptureError:
     return CaptureError(f"{where} line {line}: {message}", line=line if where == "cell" else None)
 
 
+def ends_quietly(cell: str) -> bool:
+    """Return whether a cell ends with a semicolon, so that, as in IPython, the value of its last line is not shown."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(cell).readline))
+    except (SyntaxError, tokenize.TokenError):  # IPython's own syntax
+        return False
+    beside = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.DEDENT, tokenize.ENDMARKER)
+    return next((token.string == ";" for token in reversed(tokens) if token.type not in beside), False)
+
+
 def title_of(source: str) -> str:
     """Return a title for a run that the user has not named, or '' if the cell has nothing that can be a title.
 
-    The title is the first of these that the cell has: a comment or docstring at the top, a call to fit(), an expression
-    at the end that is not a constant, a function definition.
+    The title is the first of these that the cell has: a comment or docstring at the top, a call to fit(), a call at the
+    end, a function definition, a comment, an assignment, another expression at the end.
     """
-    lines = (line.strip() for line in source.splitlines())
-    first = next((line for line in lines if line and not line.startswith(("import ", "from "))), "")
+    lines = [stripped for line in source.splitlines() if (stripped := line.strip())]
+    first = next((line for line in lines if not line.startswith(("import ", "from "))), "")
     tree = parsed(source)
-    title = first.lstrip("#%! ") if first.startswith("#") else ""
-    title = title or (ast.get_docstring(tree) or "").partition("\n")[0]
-    title = title or next((ast.unparse(node) for node in ast.walk(tree) if _called_name(node) == "fit"), "")
-    last = tree.body[-1] if tree.body else None
-    if not title and isinstance(last, ast.Expr):
-        telling = not isinstance(last.value, ast.Constant) and _called_name(last.value) not in _UNTELLING_CALLS
-        title = ast.unparse(last.value) if telling else ""
-    title = title or next((node.name for node in tree.body if isinstance(node, ast.FunctionDef)), "")
+    last = tree.body[-1].value if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    titles = (
+        _comment(first),
+        (ast.get_docstring(tree) or "").partition("\n")[0],
+        *(_as_written(node) for node in ast.walk(tree) if _called_name(node) == "fit"),
+        _as_written(last) if last is not None and _called_name(last) not in {*_UNTELLING_CALLS, ""} else "",
+        *(node.name for node in tree.body if isinstance(node, ast.FunctionDef)),
+        *map(_comment, lines),
+        *(_as_written(node) for node in tree.body if isinstance(node, ast.Assign)),
+        "" if last is None or isinstance(last, ast.Constant) or _called_name(last) else _as_written(last),
+    )
+    title = next(filter(None, titles), "")
     return title if len(title) <= TITLE_CHARACTERS else f"{title[: TITLE_CHARACTERS - 1]}…"
+
+
+def _comment(line: str) -> str:
+    return line.lstrip("#%! ") if line.startswith("#") else ""
+
+
+def _as_written(node: ast.AST) -> str:
+    """Return code in one line, with `%` and `!` lines as the user has written them."""
+    return ast.unparse(_Magics().visit(copy.deepcopy(node)))
+
+
+class _Magics(ast.NodeTransformer):
+    """Replaces the calls that IPython has made from `%` and `!` lines with these lines."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Call(func=ast.Name("get_ipython")), attr="system" | "getoutput"),
+                args=[ast.Constant(str(command))],
+            ):
+                return ast.Name(f"!{command}")
+        if (call := _magic_call(node)) is not None:
+            return ast.Name(f"%{call[1]} {call[2]}".strip())
+        return self.generic_visit(node)
 
 
 def _called_name(node: ast.AST) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import re
 import textwrap
@@ -242,6 +243,15 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
     return tuple(sorted(ranks)), rest
 
 
+_titles: collections.Counter[str] = collections.Counter()  # how many runs have had a title that _numbered() was given
+
+
+def _numbered(title: str) -> str:
+    """Return the title of a run without a name, with a number if an earlier run of this session has the same title."""
+    _titles[title] += 1
+    return title if _titles[title] == 1 else f"{title} ({_titles[title]})"
+
+
 _told: set[str] = set()  # the variables about which _only_on_ranks() has returned a notice
 
 
@@ -272,7 +282,7 @@ def _run_cell(
     from sparkring.engine import api, gang_selection
     from sparkring.engine.prepare import capture_cell
     from sparkring.engine.spec import Cell, RunSpec
-    from sparkring.notebook.cell import find_scripts, kept_parameters, python_source, title_of
+    from sparkring.notebook.cell import ends_quietly, find_scripts, kept_parameters, python_source, title_of
     from sparkring.views.tables import show_captured
 
     options = parse(magic, line, gang_selection.default_np())
@@ -282,8 +292,9 @@ def _run_cell(
     scripts = find_scripts(shell, source)
     gang = gang_selection.gang_for(options)
     begins = begins or f"%%{magic}"
-    title = options.name or title_of(source) or (begins if ranks else f"{begins} -n {options.np}")
-    work = Cell(source, shell.user_ns, scripts)
+    title = options.name or _numbered(title_of(source) or (begins if ranks else f"{begins} -n {options.np}"))
+    quiet = ends_quietly(cell)
+    work = Cell(f"{source.rstrip()}\nNone\n" if quiet else source, shell.user_ns, scripts)
     frame = None
     if options.data and not options.data.isidentifier():
         frame = evaluated(f"{begins} --data", options.data, compile(options.data, "<--data>", "eval"), shell.user_ns)
@@ -292,7 +303,10 @@ def _run_cell(
     if options.dry_run:
         show_captured(capture_cell(spec, work).table)
         return None
-    return api.start_spec(spec) if options.background else api.run_spec(spec)
+    if options.background:
+        return api.start_spec(spec)
+    result = api.run_spec(spec)
+    return None if quiet else result
 
 
 def _only_on_ranks(shell: Any, source: str, options: Options, gang: Any) -> str:

@@ -9,15 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkring.errors import OptionsError
 from sparkring.runtime import report
 from sparkring.wire.messages import CommandFailed, Script
 from sparkring.worker.rank.script import run_script
 
+if TYPE_CHECKING:
+    from sparkring.worker.rank.slist import SList
+
 # The line magics that ranks accept. The driver refuses all others before it launches the ranks.
-LINE_MAGICS = ("cd", "env", "set_env", "pwd", "run", "time", "pip", "matplotlib", "config", "autoreload", "load_ext")
+LINE_MAGICS = ("cd", "env", "set_env", "pwd", "run", "time", "pip", "sx", "system", "matplotlib", "config",
+               "autoreload", "load_ext")  # fmt: skip
 # The magics that a cell may begin with, below the line that launches the ranks. They run the cell in another program.
 CELL_MAGICS = ("bash", "sh", "script")
 COMMAND_CHARACTERS = 200  # a longer command is cut when its failure is reported
@@ -73,11 +77,13 @@ class Shell:
         sys.modules["__main__"].__dict__["_exit_code"] = code
         _check(command, code)
 
-    def getoutput(self, command: str) -> list[str]:
+    def getoutput(self, command: str) -> SList:
         """Run the command of a line `x = !command`, and return the lines that it printed."""
+        from sparkring.worker.rank.slist import SList
+
         done = _run(self._expand(command), shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         _check(command, done.returncode)
-        return done.stdout.decode("utf-8", "replace").splitlines()
+        return SList(done.stdout.decode("utf-8", "replace").splitlines())
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> None:
         """Run `cell` with the program that the first line names. `name` is one of CELL_MAGICS.
@@ -105,6 +111,8 @@ class Shell:
         """Run the magic of a line `%name line`. `name` is one of LINE_MAGICS."""
         if name == "run":
             return self._run(line)
+        if name in ("sx", "system"):
+            return self.getoutput(line)
         line = self._expand(line).strip()
         if name == "cd":
             os.chdir(os.path.expanduser(line or "~"))
