@@ -14,6 +14,7 @@ import tempfile
 import threading
 import warnings
 import zipfile
+from decimal import Decimal
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Pipe, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -43,7 +44,7 @@ from sparkring.inference.inputs import Described
 from sparkring.inference.outputs import Output, columns_of, types_of
 from sparkring.inference.reporter import Reporter
 from sparkring.inference.scorer import RowsError, Scorer
-from sparkring.inference.settings import Live
+from sparkring.inference.settings import Live, Settings
 from sparkring.launchers.archive import archive
 
 ROWS = """
@@ -559,6 +560,61 @@ def test_a_shape_that_does_not_fit_is_told_with_the_way_out(frame):
     with pytest.raises(DataError, match=hint):
         sparkring.predict(frame, torch.nn.Linear(2, 1), inputs=["id", "rest"])
     assert "prediction" in sparkring.predict(frame, torch.nn.Linear(1, 1), inputs={"x": ["a.b"]}).columns
+
+
+ROWS_OF_RESULTS = [
+    ([[1, 2], [3], None], pa.list_(pa.int64()), [[1, 2], [3], None]),
+    ([[1.0, None], [2.0, 3.0], [4.0, 5.0]], pa.list_(pa.float64()), [[1, None], [2, 3], [4, 5]]),
+    ([np.zeros(2)] * 3, pa.list_(pa.float64()), [[0, 0]] * 3),
+    ([np.zeros(1), np.zeros(2), np.zeros(0)], pa.list_(pa.float64()), [[0], [0, 0], []]),
+    ([np.float32(1), np.float32(2), np.float32(3)], pa.float32(), [1, 2, 3]),
+    (np.ma.array([1, 2, 3], mask=[0, 1, 0]), pa.int64(), [1, None, 3]),
+    ([Decimal("1.5")] * 3, pa.decimal128(2, 1), [Decimal("1.5")] * 3),
+]
+
+
+def test_results_of_any_form():
+    """A list can have an array or list for each row, of any length, and None. Other values have one clear error."""
+    for results, kind, expected in ROWS_OF_RESULTS:
+        assert types_of(results, (), 3) == {"prediction": kind}
+        (column,) = columns_of(results, [Output("prediction", kind, str(kind))], 3)
+        assert column.to_pylist() == expected
+    square = [np.arange(3.0)] * 3
+    (column,) = columns_of(square, [Output("prediction", pa.list_(pa.float32()), "array<float>")], 3)
+    assert column.to_pylist() == [[0, 1, 2]] * 3
+    (column,) = columns_of([np.ones((1, 3))], [Output("prediction", pa.list_(pa.float32()), "array<float>")], 1)
+    assert column.to_pylist() == [[1, 1, 1]]
+    for message, results in {
+        "3 arrays without names.*return np.stack": square,
+        "2 arrays without names": (np.zeros(3), np.zeros(3)),
+        "returned None for `prediction`: it must return an array or a list": None,
+        "returned a `generator`": (each for each in ()),
+        "returned a single value of `a`": {"a": 1},
+        "returned 2 rows": [[1, 2], [3, 4]],
+        "list of dicts, but not all of them have the keys of the first one, `a`": [{"a": 1}, {"b": 1}, {"a": 2}],
+        "complex128": np.zeros(3, complex),
+    }.items():
+        with pytest.raises(DataError, match=message):
+            types_of(results, (), 3)
+
+
+def test_a_folder_with_files_of_other_packages(tmp_path):
+    """The error says which file is there and how to load it, because only sparkring's checkpoints have a format."""
+    for name, how in {
+        "net.pt": r"it has the file `net.pt`: load the model yourself.*load_state_dict\(torch.load\('.*/net.pt'\)\)",
+        "net.keras": r"keras.models.load_model\('.*/net.keras'\)",
+        "model.joblib": "a function that loads '.*/model.joblib'",
+    }.items():
+        folder = tmp_path / name.partition(".")[2]
+        folder.mkdir()
+        (folder / name).touch()
+        for model, told in ((folder, how), (folder / name, f"{name} is not a directory of checkpoints")):
+            with pytest.raises(OptionsError, match=told):
+                Settings(model, ["x"]).source()
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        Settings(tmp_path / "nothing", ["x"]).source()
+    with pytest.raises(OptionsError, match="a dict, perhaps of weights"):
+        Settings({"weight": 1}, ["x"]).source()
 
 
 @pytest.mark.versions("metadata columns of Spark")

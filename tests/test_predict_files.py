@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import signal
 import tempfile
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +20,11 @@ from waiting import until
 import sparkring
 from sparkring.data.dataset import open_dataset
 from sparkring.engine.foreach import run as foreach_run
+from sparkring.engine.predict import _output
 from sparkring.errors import DataError, ItemsFailed, OptionsError, PathError
 from sparkring.inference import parts
 from sparkring.inference.destination import STATE, SUCCESS, Destination
+from sparkring.inference.outputs import columns_of
 from sparkring.inference.parts import parts_of
 
 ROWS = 6_000  # in three files of 2000 rows; a fourth file is empty
@@ -93,6 +97,8 @@ def test_the_first_rows_go_through_the_model_here(data, tmp_path):
     fails(r"failed on the first 16 rows: ValueError: wide.*`x`: float64 of shape \[rows, 2\]", model=wide)
     fails("returned 3 rows of `prediction` for 16 rows", model=lambda batch: batch["x"][:3, 0])
     fails("'floaty' is not a type that .* use one of boolean", OptionsError, returns="floaty")
+    for kind in ("struct<a:int,,b>", "map<string>", "array<>", "decimal(40,2)", "int(3)", "struct<a>"):
+        fails("is not a type that predict", OptionsError, returns=kind)
     fails("cannot be stored as int", returns="int")
     fails("already has a column `id`", OptionsError, returns={"id": "double"})
     fails("name a folder for them", OptionsError, to=None)
@@ -106,6 +112,32 @@ def test_the_first_rows_go_through_the_model_here(data, tmp_path):
     fails("exists already")
     fails("has `mine.txt`, which predict", mode="overwrite")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "preds"]
+
+
+NESTED = "struct<day:date,tags:map<string,int>,prices:array<decimal(10,2)>>"
+
+
+@pytest.mark.parametrize(
+    ("returns", "made", "stored"),
+    [
+        ("decimal(10, 2)", [1.5], [Decimal("1.50")]),
+        ("map<string, float>", [{"a": 0.5}], [[("a", 0.5)]]),
+        (
+            NESTED,
+            [{"day": datetime.date(1, 1, 1), "tags": {"a": 1}, "prices": [Decimal("1.25"), None]}],
+            [{"day": datetime.date(1, 1, 1), "tags": [("a", 1)], "prices": [Decimal("1.25"), None]}],
+        ),
+        ("struct<`a b`: int, c: string>", {"a b": np.ones(1), "c": ["x"]}, [{"a b": 1, "c": "x"}]),
+    ],
+)
+def test_types_with_parts(returns, made, stored, tmp_path):
+    """Decimals, rows and maps are written to Parquet files. If a value does not fit, the error names the type."""
+    output = _output("prediction", returns, several=False)
+    (column,) = columns_of(made, [output], 1)
+    pq.write_table(pa.table({"prediction": column}), tmp_path / "a.parquet")
+    assert pq.read_table(tmp_path / "a.parquet").column(0).to_pylist() == stored
+    with pytest.raises(DataError, match=r"cannot be stored as|needs one value|keys must be the names"):
+        columns_of([{"k": [1]}] if "struct" in returns else [[["x"]]], [output], 1)
 
 
 def wide(batch):

@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.data.spark_values import series_of
+from sparkring.data.where import as_written
 from sparkring.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Array = Any  # numpy.ndarray
 Raw = tuple[np.dtype[Any], tuple[int, ...]]  # the dtype and shape of the array that a row's bytes hold
+Caller = Literal["shards", "predict", "estimator"]
 _VECTOR = {"type", "size", "indices", "values"}
 
 
@@ -38,13 +40,15 @@ class Making:
 
     The keys of all mappings are column names. `fill` holds the values that replace nulls. `raw` has the dtype and shape
     of the array that each row of a binary column holds. `nulls` names the columns whose arrays have another dtype
-    because the columns have nulls. `spark` holds the Spark types of columns that hold rows or maps.
+    because the columns have nulls. `spark` holds the Spark types of columns that hold rows or maps. `caller` says which
+    options error messages can advise.
     """
 
     fill: Mapping[str, Any]
     raw: Mapping[str, Raw]
     nulls: frozenset[str] = frozenset()
     spark: Mapping[str, DataType] = field(default_factory=dict)
+    caller: Caller = "shards"
 
 
 def is_vector(kind: pa.DataType) -> bool:
@@ -88,15 +92,16 @@ def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, 
     filled = _filled(column, name, making.fill)
     if filled.null_count:
         if raw is not None or not holds_nulls(kind):
-            raise has_nulls(name, filled.null_count, len(filled))
+            raise has_nulls(name, filled.null_count, len(filled), caller=making.caller)
         if changes_with_nulls(kind) and not nulls:
             # The footers did not count these nulls, so the dtype was chosen as if there were none.
-            raise has_nulls(name, filled.null_count, len(filled), "but the footers of its files do not count them", "0")
+            why = "but the footers of its files do not count them"
+            raise has_nulls(name, filled.null_count, len(filled), why, "0", making.caller)
     if raw is not None:
         return _from_bytes(filled, name, raw)
     if is_object(kind):
         return _objects(filled, spark)
-    found = _array(filled, name, exact=exact and dtype is None)
+    found = _array(filled, name, making.caller, exact=exact and dtype is None)
     if nulls:  # The array is converted even if this batch has no nulls, so that all batches have the same dtype.
         found = found.astype(object if found.dtype.kind in "bO" else np.float64, copy=False)
     if dtype is not None and found.dtype.kind == "f":
@@ -144,13 +149,23 @@ def _filled_items(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Arr
 
 
 def has_nulls(
-    name: str, count: int, rows: int, why: str = "which an array of its shape cannot hold", value: str = "…"
+    name: str,
+    count: int,
+    rows: int,
+    why: str = "which an array cannot hold",
+    value: str = "…",
+    caller: Caller = "shards",
 ) -> DataError:
     """Return the error for a column with nulls that `fill` does not replace. `value` is an example of a replacement."""
-    return DataError(
-        f"column `{name}` has nulls ({count:,} in {rows:,} rows), {why}: replace them with fill={{'{name}': {value}}}, "
-        f'or leave these rows out with where="{name} is not None".'
-    )
+    drop = f"df.dropna(subset=['{name}'])"
+    advice = {
+        "shards": f"replace them with fill={{'{name}': {value}}}, or leave these rows out with "
+        f'where="{as_written(name)} is not None"',
+        "predict": f"replace them with fill={{'{name}': {value}}}, leave these rows out with {drop}, or use "
+        'on_error="null"',
+        "estimator": f"leave these rows out with {drop}, or replace the nulls, for example with df.fillna() or Imputer",
+    }[caller]
+    return DataError(f"column `{name}` has nulls ({count:,} in {rows:,} rows), {why}: {advice}.")
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -158,25 +173,26 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _array(array: pa.Array, name: str, *, exact: bool) -> Array:
+def _array(array: pa.Array, name: str, caller: Caller = "shards", *, exact: bool) -> Array:
     kind = array.type
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        found = _array(array.storage, name, exact=exact)
+        found = _array(array.storage, name, caller, exact=exact)
         shape = getattr(kind, "shape", None)
         return found.reshape(len(found), *shape) if shape is not None else found
     if types.is_dictionary(kind):
-        return _array(array.dictionary_decode(), name, exact=exact)
+        return _array(array.dictionary_decode(), name, caller, exact=exact)
     if types.is_decimal(kind) and not exact:
-        return _array(array.cast(pa.float64()), name, exact=exact)
+        return _array(array.cast(pa.float64()), name, caller, exact=exact)
     if types.is_time(kind):
-        return _array(array.cast(pa.int32() if types.is_time32(kind) else pa.int64()), name, exact=exact)
+        return _array(array.cast(pa.int32() if types.is_time32(kind) else pa.int64()), name, caller, exact=exact)
     if types.is_fixed_size_list(kind):
-        return _rows(array.flatten(), len(array), kind.list_size, name, exact)
+        return _rows(array.flatten(), len(array), kind.list_size, name, caller, exact)
     if types.is_list(kind) or types.is_large_list(kind):
-        return _rows(array.flatten(), len(array), _length(np.diff(np.asarray(array.offsets)), name), name, exact)
+        length = _length(np.diff(np.asarray(array.offsets)), name, caller)
+        return _rows(array.flatten(), len(array), length, name, caller, exact)
     if is_vector(kind):
-        return _vectors(array, name)
+        return _vectors(array, name, caller)
     return array.to_numpy(zero_copy_only=False)
 
 
@@ -231,40 +247,40 @@ def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
     return found.reshape(len(array), *shape)
 
 
-def _rows(values: pa.Array, rows: int, length: int, name: str, exact: bool) -> Array:
+def _rows(values: pa.Array, rows: int, length: int, name: str, caller: Caller, exact: bool) -> Array:
     if values.null_count and (changes_with_nulls(values.type) or not holds_nulls(values.type)):
         raise DataError(
             f"column `{name}` has lists that contain nulls ({values.null_count:,} values), which an array cannot hold: "
-            f"replace them with fill={{'{name}': 0}}."
+            + ("replace them in Spark." if caller == "estimator" else f"replace them with fill={{'{name}': 0}}.")
         )
-    found = _array(values, name, exact=exact)
+    found = _array(values, name, caller, exact=exact)
     return found.reshape(rows, length, *found.shape[1:])
 
 
-def _length(lengths: Array, name: str) -> int:
+def _length(lengths: Array, name: str, caller: Caller) -> int:
     if len(lengths) and (lengths != lengths[0]).any():
-        raise ragged(name, sorted(set(lengths.tolist())))
+        raise ragged(name, sorted(set(lengths.tolist())), caller)
     return int(lengths[0]) if len(lengths) else 0
 
 
-def ragged(name: str, lengths: list[int]) -> DataError:
+def ragged(name: str, lengths: list[int], caller: Caller = "shards") -> DataError:
     """Return the error for a column whose rows have different lengths. `lengths` is sorted."""
     shown = f"{lengths[0]} and {lengths[-1]}" if len(lengths) < 3 else f"between {lengths[0]} and {lengths[-1]}"
     return DataError(
-        f"column `{name}` has rows of different lengths ({shown}), but a batch is one array: pad or cut them first, or "
-        "leave the column out with columns=[…]."
+        f"column `{name}` has rows of different lengths ({shown}), but a batch is one array: pad or cut them first"
+        f"{', or leave the column out with columns=[…]' * (caller == 'shards')}."
     )
 
 
-def _vectors(array: pa.StructArray, name: str) -> Array:
+def _vectors(array: pa.StructArray, name: str, caller: Caller) -> Array:
     """Return Spark ML's vectors as one array. Vectors of type 1 are dense, and vectors of type 0 are sparse."""
     dense = np.asarray(array.field("type")) == 1
     values = array.field("values")
     if dense.all():
-        return _array(values, name, exact=True)
+        return _array(values, name, caller, exact=True)
     lengths = np.diff(np.asarray(values.offsets))
     sizes = np.where(dense, lengths, np.asarray(array.field("size").fill_null(0)))
-    found = np.zeros((len(array), _length(sizes, name)))
+    found = np.zeros((len(array), _length(sizes, name, caller)))
     flat = np.asarray(values.flatten())
     owner = np.repeat(np.arange(len(array)), lengths)
     begin = np.repeat(np.cumsum(lengths) - lengths, lengths)

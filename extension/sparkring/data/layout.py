@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sparkring.data.columns import Making, Raw, ragged, to_numpy
+from sparkring.data.columns import Caller, Making, Raw, ragged, to_numpy
 from sparkring.data.tensors import other_than_text
 from sparkring.errors import DataError
 
@@ -90,7 +90,8 @@ class Layout:
                 if name not in found:
                     found[name] = _empty((length, *part.shape[1:]), part.dtype)
                 elif part.shape[1:] != found[name].shape[1:]:
-                    raise ragged(name, sorted({part.shape[1], found[name].shape[1]}))
+                    lengths = sorted({part.shape[1], found[name].shape[1]})
+                    raise ragged(name, lengths, self.making.caller)
                 found[name][slice(begin, end) if place is None else place[begin:end]] = part
             begin = end
         found = {name: array[:rows] for name, array in found.items()}
@@ -230,18 +231,23 @@ def dtype_of(dtype: Any) -> np.dtype[Any] | None:
 
 
 def making_of(
-    fill: Mapping[str, Any] | None, raw: Mapping[str, Any] | None, names: Sequence[str], called: str
+    fill: Mapping[str, Any] | None,
+    raw: Mapping[str, Any] | None,
+    names: Sequence[str],
+    called: str,
+    caller: Caller = "shards",
 ) -> Making:
     """Return the Making for the user's options `fill` and `raw`.
 
     Raise DataError if one of them is invalid or names a column that is not in `names`. In messages, the columns in
-    `names` are called `called`.
+    `names` are called `called`. `caller` is as for Making.
     """
     for option, named in (("fill", fill or {}), ("raw", raw or {})):
         for name in named:
             if name not in names:
                 raise DataError(f"{option} names `{name}`, which is not among the {called}.")
-    return Making(dict(fill or {}), {name: _raw(name, value) for name, value in (raw or {}).items()})
+    found = {name: _raw(name, value) for name, value in (raw or {}).items()}
+    return Making(dict(fill or {}), found, caller=caller)
 
 
 def _raw(name: str, value: Any) -> Raw:

@@ -110,8 +110,8 @@ def shards(
         this dict is the name of an array. Its value is the name of a column, which becomes an array [rows, …] of its
         values, or a list of numeric columns, which become one array [rows, columns]. A list of one column of numbers
         becomes an array [rows, 1].
-    where: a row filter, as in "speed > 3 and city == 'Ulm'". A list in the form of pyarrow's `filters`, or an Arrow
-        expression, is also accepted.
+    where: a row filter, as in "speed > 3 and city == 'Ulm'", or in SQL: "speed > 3 AND city = 'Ulm'". A list in the
+        form of pyarrow's `filters`, or an Arrow expression, is also accepted.
     transform: a function that is called with each batch (a dict of arrays [rows, …]) and returns the dict of arrays
         to use instead.
     shuffle: whether to read row groups in a new order every epoch, and to shuffle rows in a buffer. A number sets the

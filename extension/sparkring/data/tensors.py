@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkring.data.columns import is_object
+from sparkring.data.where import as_written
 from sparkring.errors import DataError
 
 SHOWN = 60  # the most characters of a type's name to show in a message
@@ -78,4 +79,5 @@ def _advice(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> str:
 
 
 def _filling(name: str, value: str) -> str:
-    return f"replace them with fill={{'{name}': {value}}}, or leave these rows out with where=\"{name} is not None\""
+    condition = f"{as_written(name)} is not None"
+    return f"replace them with fill={{'{name}': {value}}}, or leave these rows out with where=\"{condition}\""

@@ -151,8 +151,8 @@ def watch(pattern: str | os.PathLike[str], *, every_s: float = 0.5, timeout_s: f
 
     `pattern` is a path (dbfs:, any URL that fsspec supports) whose last part may have `*`, `?` and `[…]`. The folder is
     looked at every `every_s` seconds. A file is used when its size has not changed between two looks, and a file called
-    *.parquet only when it has its footer. The oldest file is used first. Files whose names begin with `_` or `.` are left out. The stream ends when no file has arrived for
-    `timeout_s` seconds; None means never.
+    *.parquet only when it has its footer. The oldest file is used first. Files whose names begin with `_` or `.` are
+    left out. The stream ends when no file has arrived for `timeout_s` seconds; None means never.
 
     Raises OptionsError if the pattern or a time is invalid.
     """

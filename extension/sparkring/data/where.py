@@ -68,6 +68,11 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
     return found, str(found)
 
 
+def as_written(name: str) -> str:
+    """Return the name of a column as a filter has it: in backticks unless it is an identifier."""
+    return name if name.isidentifier() else f"`{name.replace('`', '``')}`"
+
+
 def nearest(name: str, names: Sequence[str]) -> str:
     """Return the end of an error message about a missing column: a similar name or, if there is none, all names."""
     close = difflib.get_close_matches(name, names, 1, 0.6)
@@ -219,7 +224,7 @@ class _Reader:
 
     def _as_name(self, node: ast.expr) -> ast.expr:
         """Return the name of a column for a string that is equal to it."""
-        if not (isinstance(node, ast.Constant) and node.value in self._schema.names):
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in self._schema.names):
             return node
         self._quoted.append(node.value)
         return ast.Name(f"_column_{len(self._quoted) - 1}_")

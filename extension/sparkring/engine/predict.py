@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
 import os
 import pickle
+import re
 import secrets
 import sys
 import time
@@ -65,9 +67,11 @@ _TYPES = {
     **dict.fromkeys(("bigint", "long"), pa.int64()),
     **dict.fromkeys(("float", "real"), pa.float32()),
     "double": pa.float64(),
-    "string": pa.string(),
+    **dict.fromkeys(("string", "char", "varchar"), pa.string()),
     "binary": pa.binary(),
     "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
 }
 
 
@@ -306,18 +310,43 @@ def _check_apart(dataset: Dataset, folder: Location) -> None:
 
 def _output(name: str, kind: Any, *, several: bool) -> Output:
     written = kind if isinstance(kind, str) else getattr(kind, "simpleString", lambda: str(kind))()
-    return Output(name, _arrow_type(written.replace(" ", "").lower(), written), written, several)
+    return Output(name, _arrow_type(written, written), written, several)
 
 
 def _arrow_type(kind: str, written: str) -> pa.DataType:
-    if kind.startswith("array<") and kind.endswith(">"):
-        return pa.list_(_arrow_type(kind[6:-1], written))
-    if kind not in _TYPES:
-        raise OptionsError(
-            f"returns: {written!r} is not a type that predict() can write: use one of {', '.join(_TYPES)}, or an array "
-            "of one of these, as in array<float>."
-        )
-    return _TYPES[kind]
+    """Return the Arrow type for a Spark type, which is `written` in messages: kind is a part of it."""
+    match = re.fullmatch(r"\s*(\w+)\s*(?:<(.*)>|\(([\d\s,]*)\))?\s*", kind, re.DOTALL)
+    name, inner, numbers = (match[1].lower(), match[2], match[3]) if match else ("", None, None)
+    with contextlib.suppress(ValueError):  # too few or too many parts
+        if inner is None and name == "decimal":
+            return pa.decimal128(*(map(int, numbers.split(",")) if numbers else (10, 0)))
+        if inner is None and name in _TYPES and (numbers is None or name in ("char", "varchar")):
+            return _TYPES[name]
+        if inner is not None and name == "array":
+            return pa.list_(_arrow_type(inner, written))
+        if inner is not None and name == "map":
+            key, value = _parts(inner)
+            return pa.map_(_arrow_type(key, written), _arrow_type(value, written))
+        if inner is not None and name == "struct":
+            fields = [re.fullmatch(r"\s*(?:`(.+?)`|(\w+))\s*[:\s]\s*(.+)", part, re.DOTALL) for part in _parts(inner)]
+            if all(fields):
+                return pa.struct([(each[1] or each[2], _arrow_type(each[3], written)) for each in fields if each])
+    raise OptionsError(
+        f"returns: {written!r} is not a type that predict() can write: use one of {', '.join(_TYPES)}, decimal(10,2), "
+        "or array, map and struct of these, as in array<float> or struct<label:string,score:float>."
+    )
+
+
+def _parts(inner: str) -> list[str]:
+    """Divide the parts of a type at the commas that are not inside brackets."""
+    parts, depth = [""], 0
+    for letter in inner:
+        depth += (letter in "<(") - (letter in ">)")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 # ── The run ──────────────────────────────────────────────────────────────────────────────────────────────────────────

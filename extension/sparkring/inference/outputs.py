@@ -29,33 +29,46 @@ class Output(NamedTuple):
     of_struct: bool = False
 
 
-def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
-    """Return a model's results as a dict from the names of columns to arrays [rows, …].
+def by_name(results: Results, names: Sequence[str], rows: int) -> dict[str, Any]:
+    """Return a model's results for `rows` rows as a dict from the names of columns to arrays [rows, …].
 
-    `names` are the names that the user has given. If `names` is empty, the model's own names are used. Raise DataError
-    if the names do not match the results.
+    `names` are the names that the user has given. If `names` is empty, the model's own names are used. A list can have
+    a value for each row, which may be a dict or an array; a list or tuple can also have an array for each column. Raise
+    DataError if the names do not match the results.
     """
     if isinstance(results, Mapping):
         found = {str(name): as_array(array) for name, array in results.items()}
-        missing = [name for name in names if name not in found]
         if len(names) == 1 and len(found) == 1:
             return dict(zip(names, found.values(), strict=True))
-        if missing:
+        missing = next((name for name in names if name not in found), None)
+        if missing is not None:
             raise DataError(
-                f"the model returned `{'`, `'.join(found)}`, but returns=… lists `{missing[0]}`: in returns=…, use the "
+                f"the model returned `{'`, `'.join(found)}`, but returns=… lists `{missing}`: in returns=…, use the "
                 "names of the model's outputs."
             )
         return {name: found[name] for name in names} if names else found
-    if isinstance(results, list) and results and isinstance(results[0], Mapping):  # a dict for each row
-        return by_name({name: np.asarray([row[name] for row in results]) for name in results[0]}, names)
+    if isinstance(results, list) and results and all(isinstance(row, Mapping) for row in results):
+        keys = [str(name) for name in results[0]]
+        if any(row.keys() != results[0].keys() for row in results):
+            raise DataError(
+                f"the model returned a list of dicts, but not all of them have the keys of the first one, "
+                f"`{'`, `'.join(keys)}`: every dict must have the same keys."
+            )
+        return by_name({name: [row[name] for row in results] for name in results[0]}, names, rows)
     if isinstance(results, list | tuple) and results and all(hasattr(each, "shape") for each in results):
         arrays = [as_array(each) for each in results]
+        may_be_rows = isinstance(results, list) and len(arrays) == rows and len(names) < 2
+        may_be_columns = all(array.ndim and len(array) == rows for array in arrays)
+        if may_be_rows and not (may_be_columns and (rows == 1 or not names)):
+            return {names[0] if names else DEFAULT_NAME: as_array(results)}
         if not names and len(arrays) == 1:
             return {DEFAULT_NAME: arrays[0]}
         if len(names) != len(arrays):
+            expected = f", but returns=… lists {len(names)} columns" if names else " without names"
+            stacked = " If they are the rows of one array, return np.stack(arrays)." if may_be_rows else ""
             raise DataError(
-                f"the model returned {len(arrays)} arrays without names: name them, in the order of the arrays, "
-                "with returns={'name': 'float', …}."
+                f"the model returned {len(arrays)} arrays{expected}: name them, in the order of the arrays, with "
+                f"returns={{'name': 'float', …}}.{stacked}"
             )
         return dict(zip(names, arrays, strict=True))
     if len(names) > 1:
@@ -67,17 +80,30 @@ def by_name(results: Results, names: Sequence[str]) -> dict[str, Any]:
 
 
 def as_array(value: Any) -> Any:
-    """Return an array or tensor from any framework as a NumPy array."""
+    """Return an array or tensor from any framework, or a list with a value for each row, as a NumPy array.
+
+    If the rows have different lengths, the array holds an object for each row. Masked values become None.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        masked: Any = value
+        value = masked.tolist()
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":  # NumPy does not have this type
             value = value.float()
-    return np.asarray(value)
+    if isinstance(value, list | tuple) and any(hasattr(each, "detach") for each in value):
+        value = [as_array(each) for each in value]
+    try:
+        return np.asarray(value)
+    except ValueError:  # the rows have different lengths, or some are None
+        found = np.empty(len(value), object)
+        found[:] = [row.tolist() if hasattr(row, "tolist") else row for row in value]
+        return found
 
 
 def types_of(results: Results, names: Sequence[str], rows: int) -> dict[str, pa.DataType]:
     """Return the types of the columns that can hold a model's results for `rows` rows. `names` are as in by_name()."""
-    return {name: _type_of(name, array, rows) for name, array in by_name(results, names).items()}
+    return {name: _type_of(name, array, rows) for name, array in by_name(results, names, rows).items()}
 
 
 def _type_of(name: str, array: Any, rows: int) -> pa.DataType:
@@ -90,7 +116,7 @@ def _type_of(name: str, array: Any, rows: int) -> pa.DataType:
     elif values.dtype == np.float16:
         values = values.astype(np.float32)
     try:
-        kind = pa.array(values).type
+        kind = pa.array(list(values) if values.dtype == object else values).type
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         raise DataError(
             f"the model returned {described(array)} for `{name}`, which no column can hold: let the model return an "
@@ -103,11 +129,55 @@ def _type_of(name: str, array: Any, rows: int) -> pa.DataType:
 
 def columns_of(results: Results, outputs: Sequence[Output], rows: int) -> list[pa.Array]:
     """Return a model's results for `rows` rows as Arrow columns. Raise DataError if they do not fit `outputs`."""
-    found = by_name(results, [output.name for output in outputs])
+    if len(outputs) == 1 and _has_parts(outputs[0].kind):  # a dict is then the value of a row, not a dict of columns
+        return [_nested(results, outputs[0], rows)]
+    found = by_name(results, [output.name for output in outputs], rows)
     return [_column(found[output.name], output, rows) for output in outputs]
 
 
+def _has_parts(kind: pa.DataType) -> bool:
+    """Return whether the values of a type are rows or maps, or arrays of these."""
+    if pa.types.is_list(kind):
+        return _has_parts(kind.value_type)
+    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
+
+
+def _nested(results: Results, output: Output, rows: int) -> pa.Array:
+    """Return rows or maps: from a value for each row or, for rows, from a dict with an array for each field."""
+    kind = output.kind
+    if isinstance(results, Mapping) and results.keys() == {output.name}:
+        results = results[output.name]
+    if isinstance(results, Mapping) and pa.types.is_struct(kind) and results.keys() == {field.name for field in kind}:
+        fields = [Output(field.name, field.type, str(field.type)) for field in kind]
+        return pa.StructArray.from_arrays(columns_of(results, fields, rows), fields=list(kind))
+    array = as_array(results)
+    _check_rows(output.name, array, rows)
+    return _converted([_plain(value, kind, output) for value in array.tolist()], output, kind)
+
+
+def _plain(value: Any, kind: pa.DataType, output: Output) -> Any:
+    """Return a value with its maps as Arrow expects them: as lists of pairs. Raise DataError if a row lacks a field."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if pa.types.is_list(kind) and isinstance(value, list | tuple):
+        return [_plain(item, kind.value_type, output) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if pa.types.is_map(kind):
+        return [(key, _plain(item, kind.item_type, output)) for key, item in value.items()]
+    if pa.types.is_struct(kind):
+        if value.keys() != {field.name for field in kind}:
+            raise DataError(
+                f"the model returned a dict with the keys {', '.join(map(repr, value))} for `{output.name}`, but the "
+                f"type of this column is {output.written}: the keys must be the names of its fields."
+            )
+        return {field.name: _plain(value[field.name], field.type, output) for field in kind}
+    return value
+
+
 def _column(array: Any, output: Output, rows: int) -> pa.Array:
+    if _has_parts(output.kind):
+        return _nested(array, output, rows)
     _check_rows(output.name, array, rows)
     inner, depth = output.kind, 0
     while pa.types.is_list(inner):
@@ -135,6 +205,9 @@ def _converted(values: Any, output: Output, kind: pa.DataType) -> pa.Array:
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and pa.types.is_floating(kind):
             # kind.to_pandas_dtype() would need pandas, which sparkring does not require.
             return pa.array(values.astype(f"f{kind.bit_width // 8}", copy=False), kind)
+        if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and pa.types.is_decimal(kind):
+            # Arrow would need a type with room for every integer.
+            return pa.array(values).cast(pa.decimal128(38, kind.scale)).cast(kind)
         return pa.array(values).cast(kind) if isinstance(values, np.ndarray) else pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
         raise DataError(
@@ -144,6 +217,13 @@ def _converted(values: Any, output: Output, kind: pa.DataType) -> pa.Array:
 
 def _check_rows(name: str, array: Any, rows: int) -> None:
     if array.ndim == 0 or len(array) != rows:
+        if array.ndim == 0 and array.dtype == object:
+            value = array.item()
+            got = "None" if value is None else f"a `{type(value).__name__}`"
+            raise DataError(
+                f"the model returned {got} for `{name}`: it must return an array or a list with a value for each of "
+                f"the {rows:,} rows, or a dict of these."
+            )
         got = "a single value" if array.ndim == 0 else f"{len(array):,} rows"
         raise DataError(
             f"the model returned {got} of `{name}` for {rows:,} rows: the result must have one row for each row of "

@@ -56,6 +56,13 @@ def predict(
     types = _types(used, session)
     inputs, source, kinds = settings.described("the DataFrame"), settings.source(), settings.kinds()
     result = returned(settings.with_version(kinds, "bigint"), session, struct=False) if kinds else None
+    for output in result.outputs if result is not None else ():
+        if pa.types.is_struct(output.kind):
+            fields = ", ".join(f"{field.name!r}: …" for field in output.kind)
+            raise OptionsError(
+                f"returns: {output.written!r} is not possible for a DataFrame: name its fields as columns, as in "
+                f"returns={{{fields}}}, and combine them with struct() afterwards."
+            )
     probe = None
     files = files_of(data, settings.used, types)
     rows = _first_rows(used, types, files, session) if settings.probe and not data.isStreaming else None

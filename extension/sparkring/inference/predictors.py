@@ -176,10 +176,15 @@ def _of_torch(module: Any, by_name: bool, autocast: Autocast | None) -> Predict:
         tensors = {name: as_tensor(name, array) for name, array in batch.items()}
         with torch.inference_mode(), casting:
             if by_name and len(tensors) > 1 and tensors.keys() <= parameters.keys():
-                return module(**tensors)
-            return module(*tensors.values())
+                return _outputs(module(**tensors))
+            return _outputs(module(*tensors.values()))
 
     return predict
+
+
+def _outputs(results: Any) -> Any:
+    """Return a model's outputs as a tuple if there are several. A list could also be the rows of one output."""
+    return tuple(results) if isinstance(results, list) else results
 
 
 def _autocast(device_type: str, autocast: Autocast) -> contextlib.AbstractContextManager[Any]:
@@ -206,7 +211,8 @@ def _of_keras(model: Any, by_name: bool) -> Predict:
     def predict(batch: Batch) -> Any:
         if len(batch) == 1:
             (inputs,) = batch.values()
-            return model.predict_on_batch(inputs)
-        return model.predict_on_batch(batch if by_name and names in (set(), set(batch)) else list(batch.values()))
+            return _outputs(model.predict_on_batch(inputs))
+        inputs = batch if by_name and names in (set(), set(batch)) else list(batch.values())
+        return _outputs(model.predict_on_batch(inputs))
 
     return predict

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import pyarrow as pa
 
 from sparkring.checkpointing.store import Store, Which, checkpoints
+from sparkring.data.columns import Caller
 from sparkring.data.layout import Batch, Columns, Group, Layout, Transform, dtype_of, groups_of, making_of, members_of
-from sparkring.errors import DataError, OptionsError
+from sparkring.errors import CheckpointError, DataError, OptionsError
 from sparkring.history.describe import counted
 from sparkring.inference import outputs, predictors
 from sparkring.inference.inputs import Described
@@ -23,6 +24,7 @@ from sparkring.inference.predictors import Autocast
 from sparkring.inference.saved import Followed, Saved
 from sparkring.inference.scorer import OnError, Source, told
 from sparkring.runtime.kernel import tell
+from sparkring.runtime.storage import locate
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +86,7 @@ class Settings:
     key: str | None = None
     version: str | None = None
     refresh_s: float | None = None
+    caller: Caller = "predict"
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -136,7 +139,7 @@ class Settings:
 
         Raise DataError if `fill` or `raw` is invalid, or names a column that is not an input.
         """
-        making = making_of(self.fill, self.raw, self.used, "inputs")
+        making = making_of(self.fill, self.raw, self.used, "inputs", self.caller)
         return Described(Layout(data, self.groups, making, dtype_of(self.dtype), self.transform))
 
     def source(self) -> Source:
@@ -144,9 +147,17 @@ class Settings:
 
         Raise OptionsError if `model` is neither a model nor a directory of checkpoints, or does not support `autocast`.
         """
-        model = checkpoints(self.model) if isinstance(self.model, str | os.PathLike) else self.model
+        model = self.model
+        if isinstance(model, str | os.PathLike):
+            place = locate(model)
+            if place.fs.isfile(place.path):
+                raise _other_file(os.fspath(model)) or OptionsError(f"{place.written} is a file: {_PASSED}.")
+            model = checkpoints(model)
         if isinstance(model, Store):
-            entry = model.find(self.which)
+            try:
+                entry = model.find(self.which)
+            except CheckpointError as error:
+                raise _other_file(model.directory) or error from None
             found = f"predicting with the checkpoint of step {entry.step:,} in {model.directory} ({entry.name})"
             if self.refresh_s is None:
                 tell(found)
@@ -164,11 +175,13 @@ class Settings:
             raise OptionsError(
                 "make_model is only for checkpoints, but the model itself was passed: leave make_model out."
             )
-        if not callable(model):
+        if isinstance(model, Mapping):
             raise OptionsError(
-                f"the model is a `{type(model).__name__}`: pass a torch module, a Keras model, a function that takes a "
-                "dict of arrays (such as `lambda batch: model.predict(batch['x'])`), or a directory of checkpoints."
+                "the model is a dict, perhaps of weights: load them into a model with model.load_state_dict(…), and "
+                "pass the model."
             )
+        if not callable(model):
+            raise OptionsError(f"the model is a `{type(model).__name__}`: {_PASSED}.")
         predictors.check_autocast(model, self.autocast_name)
         if predictors.is_torch(model) and any(each.device.type != "cpu" for each in model.parameters()):
             return Live(copy.deepcopy(model).cpu())  # the executors may have no GPU, or different ones
@@ -250,7 +263,7 @@ class Settings:
     def _side_by_side(self, model: Any, arrays: Batch) -> str:
         """Return how to pass columns of numbers as one array of shape [rows, columns], if that may be the problem."""
         single = [name for name, array in arrays.items() if array.ndim == 1]
-        if not predictors.is_model(model) or not single or self.transform is not None:
+        if not (predictors.is_model(model) and single) or self.transform is not None or self.caller == "estimator":
             return ""
         columns = [self.groups[name] for name in single]
         return f" For one array of shape [rows, {len(single)}], write inputs={{{single[0]!r}: {columns!r}}}."
@@ -276,9 +289,49 @@ class Settings:
             if output.name.lower() in taken:
                 again = f"{output.name}_2"
                 advice = f"the predictions another name, as in returns={{{again!r}: {output.written!r}}}"
+                if self.caller == "estimator":
+                    advice = f"the predictions another name, as in setOutputCols([{again!r}])"
                 if output.name == self.version:
                     advice = f"the column of versions another name, as in version={again!r}"
                 raise OptionsError(f"{data} already has a column `{output.name}`: give {advice}{more}.")
+
+
+_PASSED = (
+    "pass a torch module, a Keras model, a function that takes a dict of arrays (such as `lambda batch: "
+    "model.predict(batch['x'])`), or a directory of checkpoints"
+)
+# How to load the files in which people save models, by the ends of their names.
+_LOADED = {
+    (
+        ".pt",
+        ".pth",
+        ".bin",
+        ".ckpt",
+    ): "model.load_state_dict(torch.load({path!r})), or torch.load({path!r}) if the file has the whole model",
+    (".safetensors",): "model.load_state_dict(safetensors.torch.load_file({path!r}))",
+    (".keras", ".h5", ".hdf5"): "model = keras.models.load_model({path!r})",
+    ("saved_model.pb",): "model = keras.models.load_model({folder!r})",
+    (".pkl", ".pickle", ".joblib", ".onnx", ".json", ".ubj"): "a function that loads {path!r} and calls the model",
+}
+
+
+def _other_file(path: str) -> OptionsError | None:
+    """Return the error for a file, or a directory with files, in which another package has saved a model."""
+    place, folder = locate(path), path
+    try:
+        names = sorted(os.path.basename(str(name).rstrip("/")) for name in place.fs.ls(place.path, detail=False))
+    except (OSError, ValueError):  # the directory does not exist
+        return None
+    for ends, how in _LOADED.items():
+        name = next((name for name in names if name.endswith(ends)), None)
+        if name is not None:
+            if place.fs.isfile(place.path):
+                found, folder = f"{path} is not a directory of checkpoints", os.path.dirname(path)
+            else:
+                found = f"{path} has no checkpoints that sparkring has saved, but it has the file `{name}`"
+            told_how = how.format(path=f"{folder.rstrip('/')}/{name}", folder=folder)
+            return OptionsError(f"{found}: load the model yourself, and pass it. For this file, use {told_how}.")
+    return None
 
 
 def _first(rows: int) -> str:

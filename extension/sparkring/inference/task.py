@@ -228,6 +228,8 @@ def _as_series(column: Any) -> Any:
     import pandas
     import pyarrow
 
+    if pyarrow.types.is_map(column.type):
+        return pandas.Series([None if pairs is None else dict(pairs) for pairs in column.to_pylist()], dtype=object)
     if not (pyarrow.types.is_floating(column.type) or pyarrow.types.is_integer(column.type)):
         return column.to_pandas()
 

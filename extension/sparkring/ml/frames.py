@@ -73,6 +73,7 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
             dtype="float32",
         )
         found.layout.data = name_of(names)
+        found.layout.making = replace(found.layout.making, caller="estimator")
         return replace(found, dataset=replace(found.dataset, name=found.layout.data, where=said))
 
     batch_size = fitting.value("batch_size")

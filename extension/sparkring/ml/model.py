@@ -81,7 +81,9 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
     def _transform(self, dataset: DataFrame) -> DataFrame:
         features = self.value("feature_cols")
         reshape = reshaping(features, self.value("input_shapes"))
-        settings = Settings(self.getModel(), features, returns=self._returns(), transform=reshape, dtype="float32")
+        settings = Settings(
+            self.getModel(), features, returns=self._returns(), transform=reshape, dtype="float32", caller="estimator"
+        )
         return predict(dataset, settings, watch=watch)
 
     def _returns(self) -> dict[str, DataType]:
