@@ -85,7 +85,8 @@ def as_array(value: Any) -> Any:
     If the rows have different lengths, the array holds an object for each row. Masked values become None.
     """
     if isinstance(value, np.ma.MaskedArray):
-        value = np.ma.MaskedArray.tolist(value)  # type: ignore[no-untyped-call]
+        masked: Any = value
+        value = masked.tolist()
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":  # NumPy does not have this type
