@@ -1122,7 +1122,7 @@ def test_a_name_to_pull_that_rank_0_lacks(kernel: Kernel) -> None:
     cell = kernel.run("%%horovod -n -2 --pull weigths\nweights = rank")
     assert cell.error.evalue.endswith("`weigths`. Did you mean `weights`?")
     cell = kernel.run("%%horovod -n -2 --pull weights\nif rank:\n    weights = 1\nrank + 5")
-    assert re.fullmatch(r"ResultError: .*rank 0 has no variable `weights` to pull.*", *cell.error.traceback)
+    assert "rank 0 has no variable `weights` to pull" in cell.error.evalue
     assert kernel.value("import sparkring; sparkring.last_result.values") == "[5, 6]"
 
 

@@ -292,7 +292,7 @@ def _run_cell(
     scripts = find_scripts(shell, source)
     gang = gang_selection.gang_for(options)
     begins = begins or f"%%{magic}"
-    title = options.name or _numbered(title_of(source) or (begins if ranks else f"{begins} -n {options.np}"))
+    title = options.name or title_of(source) or (begins if ranks else f"{begins} -n {options.np}")
     quiet = ends_quietly(cell)
     work = Cell(f"{source.rstrip()}\nNone\n" if quiet else source, shell.user_ns, scripts)
     frame = None
@@ -303,6 +303,8 @@ def _run_cell(
     if options.dry_run:
         show_captured(capture_cell(spec, work).table)
         return None
+    if not options.name:
+        spec = spec._replace(title=_numbered(title))
     if options.background:
         return api.start_spec(spec)
     result = api.run_spec(spec)
