@@ -79,6 +79,7 @@ EXAMPLES: list[Message] = [
                   NEWS, (b"1", b"2")),
     messages.Failed(FAILURE, NEWS),
     messages.Importing(),
+    messages.TrainsAlone("torch", True, False),
     messages.CollectivesEnded(),
     messages.UserMessage("text"),
     messages.CommandFailed("python train.py", 1),

@@ -314,7 +314,7 @@ def test_ranks_lines(line, expected):
     assert parse_ranks(line, 4) == expected
 
 
-def test_the_ranks_are_in_the_title_and_in_the_code(monkeypatch):
+def test_the_ranks_are_in_the_code(monkeypatch):
     """A saved run shows the line as the user has written it, not the number of all ranks of the gang."""
     warm = types.SimpleNamespace(
         gang=types.SimpleNamespace(size=4), wanted=types.SimpleNamespace(framework="horovod", np=-4)
@@ -325,7 +325,7 @@ def test_the_ranks_are_in_the_title_and_in_the_code(monkeypatch):
     monkeypatch.setattr(api, "run_spec", lambda spec: spec)
     shell = types.SimpleNamespace(compile=types.SimpleNamespace(flags=0), transform_cell=str, user_ns={})
     spec = MAGICS["ranks"].run(shell, "0,2-3 --quiet", "x = 1\n")
-    assert (spec.title, spec.code, spec.ranks) == ("%%ranks 0,2-3", "%%ranks 0,2-3 --quiet\nx = 1\n", (0, 2, 3))
+    assert (spec.title, spec.code, spec.ranks) == ("x = 1", "%%ranks 0,2-3 --quiet\nx = 1\n", (0, 2, 3))
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,9 @@ def test_petastorm_is_refused_where_it_cannot_be_installed():
 
 
 def grouped_by_time():
-    return parts._keys(pa.chunked_array([[datetime.datetime(2024, 1, 1)]]))
+    from pyspark.sql.types import TimestampType
+
+    return parts._keys(pa.chunked_array([[datetime.datetime(2024, 1, 1)]]), TimestampType())
 
 
 OPTIONAL = [

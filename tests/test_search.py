@@ -94,8 +94,9 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
         (range(1, 101), [5, 20, 80]),
     ],
 )
-def test_when_trials_are_compared_by_default(steps, compared):
+def test_when_trials_are_compared_by_default(steps, compared, monkeypatch):
     """Not at the first report, and not at the last. A trial is pruned if it is worse than the others at such a step."""
+    monkeypatch.setattr("sparkring.engine.search.trials.LEAST_TRIALS", 1_000)  # otherwise, a thread would import Optuna
     trials = Trials(grid(range(len(steps) + 2), prune=True))
     trials.study = optuna.create_study(pruner=optuna.pruners.NopPruner())
     trials._grid = trials._search.space.grid()

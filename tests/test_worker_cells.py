@@ -32,7 +32,9 @@ def test_handles_of_displays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_quotes_in_a_line_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments are split as by a shell, as in the notebook."""
     found: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: found.append(command))
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: found.append(command) or subprocess.CompletedProcess(command, 0)
+    )
     get_ipython().run_line_magic("pip", """install "torch>=2.1" 'my package/' -q""")
     assert [command[1:] for command in found] == [["-m", "pip", "install", "torch>=2.1", "my package/", "-q"]]
 
