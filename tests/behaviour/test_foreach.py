@@ -212,7 +212,7 @@ def test_how_items_may_end(ring, pools):
             if n == 7: sys.exit(0)
             value
             """,
-            timeout_each_s=1.0,
+            timeout_each_s=3.0,
         )
     result = sparkring.last_result
     failures = result.errors

@@ -63,7 +63,7 @@ class AsTheyAre:
         return self.converted(batch)
 
     def converted(self, rows: pa.RecordBatch) -> Batch:
-        making = Making({}, {})
+        making = Making({}, {}, caller="estimator")  # predict_udf() has none of the options, either
         columns = zip(rows.schema.names, rows.columns, strict=True)
         return {name: to_numpy(column, name, making) for name, column in columns}
 

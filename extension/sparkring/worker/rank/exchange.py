@@ -155,7 +155,7 @@ def _torch_has_stepped(*_: object) -> None:
 def _watch_keras_steps(module: types.ModuleType) -> None:
     name, method = _KERAS[module.__name__]
 
-    def mark(*_: object) -> None:
+    def mark(*_: object, **__: object) -> None:
         if not _trained:
             _trained.append("keras")
 
@@ -165,8 +165,9 @@ def _watch_keras_steps(module: types.ModuleType) -> None:
 def _watch_torch_groups(module: types.ModuleType) -> None:
     """Mark when this process joins a group with others, and when it calls a collective of such a group from Python."""
 
-    def join(group: Any) -> None:
+    def join(*args: Any, **kwargs: Any) -> None:
         global _connected
+        (group,) = (*args, *kwargs.values())
         _connected |= group is not None and group.size() > 1
 
     _call_first(module, "_update_default_pg", join)
@@ -224,8 +225,9 @@ def _mark_horovod(module: Any) -> None:
 
 
 def _watch_petastorm(module: types.ModuleType) -> None:
-    def note(reader: object, filesystem: object, path: object, *_: object, **options: object) -> None:
+    def note(reader: object, filesystem: object = None, path: object = None, *_: object, **options: object) -> None:
         global _in_shards
+        path = options.get("dataset_path", path)
         if options.get("cur_shard") is not None:
             _in_shards = True
         else:
