@@ -159,11 +159,7 @@ def test_rows_that_cannot_be_scored():
     nan = scorer(lambda batch: batch["x"]).score(pa.table({"x": pa.array([1.0, None, np.nan])}))
     assert np.isnan(nan.column(0).to_numpy()).tolist() == [False, True, True]
     whole = pa.table({"x": pa.array([1, None, 3])})
-<<<<<<< HEAD
     with pytest.raises(RowsError, match=r"column `x` has nulls \(1 in 3 rows\), .*fill=\{'x': …\}") as caught:
-=======
-    with pytest.raises(RowsError, match=r"column `x` has nulls .*fill=\{'x': …\}") as caught:
->>>>>>> work-E
         scorer(lambda batch: batch["x"]).score(whole)
     assert caught.value.row == 1
     assert scorer(lambda batch: batch["x"], fill={"x": 2}).score(whole).column(0).to_pylist() == [1, 2, 3]
