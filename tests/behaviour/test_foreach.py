@@ -228,7 +228,7 @@ def test_how_items_may_end(ring, pools):
     assert list(result.table.attempts) == [1, 2, 2, 1, 1, 1, 1, 1, 1]
     said = str(caught.value)
     assert "6 of 9 items failed (3 finished)" in said
-    assert "did not end within 1.0 s (it was at cell line 6): item 4 (n=4)" in said
+    assert "did not end within 3.0 s (it was at cell line 6): item 4 (n=4)" in said
     assert "AttributeError: 'int' object has no attribute 'missing' (cell line 8" in said
     assert "which cannot be pickled" in failures[5].summary
     path = run_store.find_saved(result.record.run_id)

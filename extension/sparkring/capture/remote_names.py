@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sparkring.capture.changes import Changed, Place, part_at, words
-from sparkring.capture.snapshots import Change, Snapshot
+from sparkring.capture.snapshots import ATOMS, Change, Snapshot
 
 # If it takes longer than this to compare an object with what it was, its changes in place are no longer looked for.
 SLOW_S = 0.5
@@ -89,7 +89,9 @@ class RemoteNames:
             for name, seen in self._seen.items():
                 if name not in self._bound_there and self._ranks_with[name] >= self._asked_for:
                     root = self._notebook.get(name)
-                    parts = [(root, ())] if seen.is_of(root) else []
+                    # Python itself shares equal numbers, strings and tuples between unrelated values.
+                    has_identity = type(root) not in ATOMS and not isinstance(root, tuple | frozenset)
+                    parts = [(root, ())] if has_identity and seen.is_of(root) else []
                     for part, path in (*parts, *seen.places()):
                         self._places.setdefault(id(part), (part, Place(name, path)))
         part, place = self._places.get(id(value), (None, None))
