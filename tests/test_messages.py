@@ -81,6 +81,7 @@ EXAMPLES: list[Message] = [
     messages.Importing(),
     messages.TrainsAlone("torch", True, False),
     messages.CollectivesEnded(),
+    messages.TrainsAlone("torch", connected=True, ended=False),
     messages.UserMessage("text"),
     messages.CommandFailed("python train.py", 1),
     messages.InputRequested(1, "name? ", True),

@@ -30,7 +30,7 @@ from sparkring.worker.rank.own_modules import own_files
 EARLY_S = 20.0
 _COLLECTIVE = re.compile(r"reduce|broadcast|gather|scatter|alltoall|send|recv")
 # With these packages, a program exchanges values or divides its work in ways that are not watched here.
-_OTHER_WAYS = ("jax", "mpi4py", "optuna", "ray", "redis", "torch_xla", "zmq")
+_OTHER_WAYS = ("jax", "mpi4py", "optuna", "ray", "redis", "torch_xla")
 # Where Keras applies gradients: in Keras 2 (with the older optimizers), in tf-keras, and in Keras 3.
 _KERAS = {
     "keras.src.optimizers.optimizer": ("Optimizer", "apply_gradients"),
