@@ -170,7 +170,7 @@ def capture_cell(spec: RunSpec, cell: Cell, *, numbered: bool = False) -> Captur
             held=gang.held.beside(cell.namespace, _taking_part(spec)) if gang else (),
             on_ranks=gang.held.names if gang else (),
             scripts=cell.scripts,
-            pull=spec.options.pull,
+            pull=() if cell.apart else spec.options.pull,  # the ranks know which variables they have
             dry_run=spec.options.dry_run,
             numbered=numbered,
         )
