@@ -79,6 +79,7 @@ def lone_ranks(size: int, reports: Sequence[TrainsAlone], makes_ring: Mapping[st
         text = f"the ranks exchanged nothing{connected}: each trained alone, so there are {size} models instead of one."
     else:
         text = f"the ranks have exchanged nothing so far{connected}: each trains alone."
-    advice = makes_ring.get(reports[0].library)
+    first, *_ = reports
+    advice = makes_ring.get(first.library)
     text += f" To train one model on all ranks, {advice}." if advice else ""
     return f"{text} If each rank is meant to train alone, add --independent (independent=True for sparkring.run)."
