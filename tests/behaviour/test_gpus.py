@@ -35,10 +35,11 @@ while not os.path.exists(SEEN) and time.monotonic() < until:
 '''
 SEEN = os.path.abspath("seen")
 
-class View(View):  # writes SEEN once it has heard what all ranks use, so that the ranks of USES go on
+class View(View):  # writes SEEN once all ranks have reported what they hold, so that the ranks of USES go on
     def refresh(self, record):
         super().refresh(record)
-        if record.ranks and all(rank.gpus and rank.used for rank in record.ranks):
+        # A report from before the allocation does not count.
+        if record.ranks and all(rank.gpus and rank.used and rank.used.memory_bytes > 200e6 for rank in record.ranks):
             open(SEEN, "w").close()
 
 found = {}
