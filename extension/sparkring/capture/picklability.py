@@ -261,20 +261,36 @@ def _of_instance(value: Any, cls: type) -> Iterator[_Child]:
         if issubclass(cls, unordered):
             for item in itertools.islice(unordered.__iter__(value), _WIDTH):
                 yield "inside", " (one of its elements)", item
-    for base in cls.__mro__:
-        for name, member in vars(base).items():
-            if type(member) is types.GetSetDescriptorType and name == "__dict__":
-                # A proxy of wrapt poses as another class. It raises TypeError before wrapt 2, and AttributeError from
-                # wrapt 2 on.
-                with contextlib.suppress(TypeError, AttributeError):
-                    yield from (("inside", f".{key}", item) for key, item in member.__get__(value, cls).items())
-            elif type(member) is types.MemberDescriptorType:  # __slots__, and the fields of types written in C
-                try:
-                    yield "inside", f".{name}", member.__get__(value, cls)
-                except AttributeError:  # the attribute has no value
-                    continue
-    if not by_reference(cls):
+    importable = by_reference(cls)
+    for name, member in (_state_of_library_class if importable else _state)(cls):
+        if name == "__dict__":
+            # A proxy of wrapt poses as another class. It raises TypeError before wrapt 2, and AttributeError from
+            # wrapt 2 on.
+            with contextlib.suppress(TypeError, AttributeError):
+                yield from (("inside", f".{key}", item) for key, item in member.__get__(value, cls).items())
+        else:
+            try:
+                yield "inside", f".{name}", member.__get__(value, cls)
+            except AttributeError:  # the attribute has no value
+                continue
+    if not importable:
         yield "class", cls.__name__, cls
+
+
+def _state(cls: type) -> tuple[tuple[str, Any], ...]:
+    """Return the descriptors of a class that give an instance's state: `__dict__`, `__slots__`, fields written in C."""
+    return tuple(
+        (name, member)
+        for base in cls.__mro__
+        for name, member in vars(base).items()
+        if type(member) is types.MemberDescriptorType
+        or (type(member) is types.GetSetDescriptorType and name == "__dict__")
+    )
+
+
+# Classes of libraries have many members, and a model has many instances of them. The notebook's classes are not kept,
+# since they may hold the user's data.
+_state_of_library_class = functools.lru_cache(maxsize=None)(_state)
 
 
 def _short(key: object) -> str:

@@ -158,7 +158,7 @@ class _Walk:
     def __init__(self, root: Any) -> None:
         self.parts: dict[Path, _Part] = {}
         self.holds_arrays = False
-        self._layouts: dict[type, _Layout] = {}
+        self._layouts: dict[type, _Layout] = {}  # of the notebook's classes, which the next cell may change
         waiting: list[tuple[Path, Any]] = [((), root)]
         seen: dict[int, Path] = {}
         while waiting:
@@ -240,9 +240,11 @@ class _Walk:
         return not issubclass(kind, (type, types.FunctionType))
 
     def layout(self, kind: type) -> _Layout:
-        if kind not in self._layouts:
-            self._layouts[kind] = _Layout(kind)
-        return self._layouts[kind]
+        layout = _LIBRARY_LAYOUTS.get(kind) or self._layouts.get(kind)
+        if layout is None:
+            layout = _Layout(kind)
+            (_LIBRARY_LAYOUTS if layout.by_reference else self._layouts)[kind] = layout
+        return layout
 
 
 class _Layout:
@@ -285,6 +287,9 @@ class _Layout:
                 or (kind.__module__, kind.__name__) in _NAMESPACES
             )
         )
+
+
+_LIBRARY_LAYOUTS: dict[type, _Layout] = {}
 
 
 def _package(kind: type) -> str:

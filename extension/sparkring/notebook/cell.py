@@ -212,22 +212,25 @@ def title_of(source: str) -> str:
     The title is the first of these that the cell has: a comment or docstring at the top, a call to fit(), a call at the
     end, a function definition, a comment, an assignment, another expression at the end.
     """
+    title = next(filter(None, _titles(source)), "")
+    return title if len(title) <= TITLE_CHARACTERS else f"{title[: TITLE_CHARACTERS - 1]}…"
+
+
+def _titles(source: str) -> Iterator[str]:
     lines = [stripped for line in source.splitlines() if (stripped := line.strip())]
     first = next((line for line in lines if not line.startswith(("import ", "from "))), "")
     tree = parsed(source)
     last = tree.body[-1].value if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    titles = (
-        _comment(first),
-        (ast.get_docstring(tree) or "").partition("\n")[0],
-        *(_as_written(node) for node in ast.walk(tree) if _called_name(node) == "fit"),
-        _as_written(last) if last is not None and _called_name(last) not in {*_UNTELLING_CALLS, ""} else "",
-        *(node.name for node in tree.body if isinstance(node, ast.FunctionDef)),
-        *map(_comment, lines),
-        *(_as_written(node) for node in tree.body if isinstance(node, ast.Assign)),
-        "" if last is None or isinstance(last, ast.Constant) or _called_name(last) else _as_written(last),
-    )
-    title = next(filter(None, titles), "")
-    return title if len(title) <= TITLE_CHARACTERS else f"{title[: TITLE_CHARACTERS - 1]}…"
+    yield _comment(first)
+    yield (ast.get_docstring(tree) or "").partition("\n")[0]
+    yield from (_as_written(node) for node in ast.walk(tree) if _called_name(node) == "fit")
+    if last is not None and _called_name(last) not in {*_UNTELLING_CALLS, ""}:
+        yield _as_written(last)
+    yield from (node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+    yield from map(_comment, lines)
+    yield from (_as_written(node) for node in tree.body if isinstance(node, ast.Assign))
+    if last is not None and not isinstance(last, ast.Constant) and not _called_name(last):
+        yield _as_written(last)
 
 
 def _comment(line: str) -> str:
@@ -236,7 +239,8 @@ def _comment(line: str) -> str:
 
 def _as_written(node: ast.AST) -> str:
     """Return code in one line, with `%` and `!` lines as the user has written them."""
-    return ast.unparse(_Magics().visit(copy.deepcopy(node)))
+    text = ast.unparse(node)
+    return ast.unparse(_Magics().visit(copy.deepcopy(node))) if "get_ipython()" in text else text
 
 
 class _Magics(ast.NodeTransformer):
