@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from sparkring.checkpointing.store import checkpoints as checkpoints
     from sparkring.data.parts import partitions as partitions
     from sparkring.data.shards import shards as shards
+    from sparkring.data.watch import watch as watch
     from sparkring.engine.api import HorovodRunner as HorovodRunner
     from sparkring.engine.api import foreach as foreach
+    from sparkring.engine.api import last_result as last_result
     from sparkring.engine.api import run as run
     from sparkring.engine.api import spark as spark
     from sparkring.engine.background import BackgroundRun as BackgroundRun
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from sparkring.engine.search.space import integer as integer
     from sparkring.engine.search.space import log_uniform as log_uniform
     from sparkring.engine.search.space import uniform as uniform
+    from sparkring.engine.stream.run import StreamResult as StreamResult
     from sparkring.engine.udf import predict_udf as predict_udf
     from sparkring.runtime.report import log as log
     from sparkring.runtime.report import log_to_driver as log_to_driver

@@ -33,7 +33,9 @@ from sparkring.views import open_view, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from typing_extensions import Unpack
 
+    from sparkring.engine.keywords import ForeachKeywords
     from sparkring.engine.stream.run import StreamResult, StreamSpec
 
 # The result of this process's latest run; `sparkring.last_result` returns it.
@@ -147,6 +149,28 @@ def carry_out_items(run: ForeachRun) -> ForeachResult:
         return run.to_the_end()
     finally:
         last_result = run.result
+
+
+@overload
+def foreach(
+    function: Callable[[Any], Any],
+    items: Iterable[Any],
+    *,
+    background: Literal[True],
+    **keywords: Unpack[ForeachKeywords],
+) -> BackgroundRun[ForeachResult]: ...
+
+
+@overload
+def foreach(
+    function: Callable[[Any], Any], items: Iterable[Any], *, plan: Literal[True], **keywords: Unpack[ForeachKeywords]
+) -> Plan: ...
+
+
+@overload
+def foreach(
+    function: Callable[[Any], Any], items: Iterable[Any], **keywords: Unpack[ForeachKeywords]
+) -> ForeachResult: ...
 
 
 def foreach(

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
 
 import pyarrow as pa
 
@@ -54,8 +54,10 @@ if TYPE_CHECKING:
     import torch
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
+    from typing_extensions import Unpack
 
     from sparkring.checkpointing.store import Which
+    from sparkring.engine.keywords import FilesKeywords, PredictKeywords
     from sparkring.history.record import RunRecord
 
 # Spark's names for the types of columns.
@@ -101,6 +103,32 @@ class Predictions:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
+
+
+_Files: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+_Make: TypeAlias = "Callable[[], Any] | None"
+
+
+@overload
+def predict(
+    data: DataFrame,
+    model: Any,
+    make_model: _Make = None,
+    *,
+    refresh_s: float | None = None,
+    idle_s: float = IDLE_S,
+    **keywords: Unpack[PredictKeywords],
+) -> DataFrame: ...
+
+
+@overload
+def predict(
+    data: _Files, model: Any, make_model: _Make = None, *, background: Literal[True], **keywords: Unpack[FilesKeywords]
+) -> BackgroundRun[Predictions]: ...
+
+
+@overload
+def predict(data: _Files, model: Any, make_model: _Make = None, **keywords: Unpack[FilesKeywords]) -> Predictions: ...
 
 
 def predict(
