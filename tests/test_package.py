@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import configparser
 import datetime
+import functools
+import importlib.util
+import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -83,6 +91,110 @@ def test_what_needs_an_optional_package_says_so(monkeypatch, package, advice, us
         use()
 
 
+ALONE = """
+import sparkring
+from IPython.core.interactiveshell import InteractiveShell
+
+assert sparkring.run(lambda: __import__("os").getpid(), np=-2, framework="plain").values
+assert sparkring.foreach(lambda item: item + 1, [1, 2], np=-2, checkpoint_dir=DIRECTORY).values == [2, 3]
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "sparkring")
+shell.run_line_magic("runs", "")
+for use in ("sparkring.shards", "sparkring.predict", "sparkring.partitions", "%shards x", "%%stream x -n -2\\n1"):
+    error = shell.run_cell(use).error_in_exec
+    said = f"{use.split()[0]} needs pyarrow, which is not installed here: `pip install 'sparkring[data]'`."
+    assert str(error) == said, error
+"""
+
+
+def test_what_is_installed_without_extras_is_enough_to_launch(tmp_path):
+    """Packages that belong to extras are neither imported by a launch nor by its ranks."""
+    for package in ("matplotlib", "pandas", "pyarrow", "pyspark", "scipy", "tensorflow", "torch"):
+        absent = f'raise ModuleNotFoundError("No module named {package!r}", name="{package}")'
+        (tmp_path / f"{package}.py").write_text(absent, encoding="utf-8")
+    code = ALONE.replace("DIRECTORY", repr(str(tmp_path / "kept")))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "IPYTHONDIR": str(tmp_path / "ipython")}
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+USER_CODE = """
+import sparkring
+
+def train(store: int) -> float:
+    return store / 2
+
+sparkring.foreach(train, [1, 2]).table.sort_values("loss")
+best: float = sparkring.foreach(train, [1, 2], np=-2).values[0]
+later: sparkring.BackgroundRun[sparkring.ForeachResult] = sparkring.foreach(train, [1], background=True)
+plan: sparkring.Plan = sparkring.foreach(train, [1], plan=True)
+losses: list[float] = sparkring.run(train, 3, np=-2).values
+written: sparkring.Predictions = sparkring.predict("dbfs:/x", "dbfs:/m", inputs=["x"], to="dbfs:/y")
+rank: int = sparkring.world().rank
+for name in dir(sparkring.watch("in/*.parquet")):
+    print(name, sparkring.shards("dbfs:/x", 32, columns={"x": ["a", "b"]}).size)
+sparkring.foreach(train, [1, 2], cores=2)  # error: Unexpected keyword argument "cores"
+sparkring.predict("dbfs:/x", "dbfs:/m", to="dbfs:/y")  # error: No overload variant of "predict"
+result: sparkring.StreamResult = sparkring.last_result  # error: Incompatible types in assignment
+"""
+
+
+@pytest.mark.slow
+def test_the_wheel_has_what_users_and_type_checkers_need(tmp_path):
+    """The wheel that is built from the sdist is installed into an environment of its own, and mypy checks a program."""
+    pytest.importorskip("mypy", reason="this set of versions has no mypy")
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    source = tmp_path / "source"
+    for name in filter(None, files.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, source / name)
+    build = "from setuptools.build_meta import *; import sys; print(getattr(sys.modules[__name__], {!r})({!r}))"
+    python = functools.partial(subprocess.run, capture_output=True, text=True, check=True)
+    python([sys.executable, "-c", build.format("build_sdist", str(tmp_path))], cwd=source)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    python([sys.executable, "-c", build.format("build_wheel", str(tmp_path))], cwd=unpacked)
+    (wheel,) = tmp_path.glob("*.whl")
+
+    venv.create(tmp_path / "venv")
+    interpreter = tmp_path / "venv/bin/python"
+    (packages,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)  # as pip does for a package without scripts
+    # The packages that sparkring needs. An editable sparkring among them is not found, as it is known by a .pth file.
+    (packages / "needed.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+    found = python([interpreter, "-c", "import sparkring; print(sparkring.__file__)"], cwd=tmp_path).stdout
+    assert found.startswith(str(packages)), found
+    for needed in ("py.typed", "views/panel/panel.bundle.js", "views/panel/panel.bundle.css"):
+        assert (packages / "sparkring" / needed).is_file(), needed
+
+    # mypy would take a minute for these packages.
+    config = "[mypy]\nstrict = True\n[mypy-pyspark.*,torch.*,tensorflow.*]\nfollow_imports = skip\n"
+    (tmp_path / "mypy.ini").write_text(config, encoding="utf-8")
+    program = tmp_path / "program.py"
+    program.write_text(USER_CODE, encoding="utf-8")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--python-executable", interpreter, program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    said = [line for line in checked.stdout.splitlines() if " error: " in line]
+    wanted = [line.partition("# error: ") for line in USER_CODE.splitlines()]
+    expected = {(number, text) for number, (_, mark, text) in enumerate(wanted, 1) if mark}
+    assert {int(line.split(":")[1]) for line in said} == {number for number, _ in expected}, checked.stdout
+    for number, text in expected:
+        assert any(line.startswith(f"program.py:{number}:") and text in line for line in said), checked.stdout
+    if importlib.util.find_spec("twine"):
+        python([sys.executable, "-m", "twine", "check", "--strict", sdist, wheel])
+
+
 def pins(constraints):
     """Return the versions in a set of constraints, by package."""
     lines = (ROOT / constraints).read_text(encoding="utf-8").splitlines()
@@ -95,13 +207,13 @@ def test_lower_bounds_are_what_the_oldest_set_has():
     setup.read(ROOT / "setup.cfg")
     extras = setup["options.extras_require"]
     required = setup["options"]["install_requires"].split("\n")
-    for name in ("spark", "horovod", "tensorflow", "torch", "petastorm"):
+    for name in ("data", "figures", "spark", "horovod", "tensorflow", "torch", "petastorm"):
         required += extras[name].split("\n")
     oldest = pins("constraints-oldest.txt")
     platform = {"python_version": "3.10", "sys_platform": "linux", "platform_machine": "x86_64"}
     for wanted in map(Requirement, filter(None, required)):
         bounds = [Version(each.version).release for each in wanted.specifier if each.operator == ">="]
-        if wanted.marker is not None and not wanted.marker.evaluate(platform):
+        if wanted.name == "sparkring" or (wanted.marker is not None and not wanted.marker.evaluate(platform)):
             continue
         if bounds or "<" not in str(wanted.specifier):
             (bound,) = bounds

@@ -80,9 +80,9 @@ __all__ = sorted([*_HOMES.keys() - {"last_result"}, "load_ipython_extension"])
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+    from sparkring.runtime.packages import require
 
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(require(f"{__name__}.{_HOMES[name]}", f"{__name__}.{name}"), name)
 
 
 def __dir__() -> list[str]:

@@ -18,6 +18,7 @@ import sparkring
 from sparkring.notebook import checkpoints, data, doctor, foreach, gang, history, launch, stream
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import asks_for_help
+from sparkring.runtime.packages import lacking
 
 # Each of these modules defines a family of magics, and lists these magics in its own MAGICS.
 _FAMILIES = (launch, foreach, stream, gang, history, data, checkpoints, doctor)
@@ -66,7 +67,10 @@ def _function(shell: Any, magic: Magic) -> Callable[..., Any]:
         if asks_for_help(line):
             print(magic.help.rstrip())
             return None
-        return magic.run(shell, line, *cell)
+        try:
+            return magic.run(shell, line, *cell)
+        except ModuleNotFoundError as problem:
+            raise (lacking(problem, magic.title) or problem) from None
 
     if magic.raw:
         no_var_expand(run_or_help)

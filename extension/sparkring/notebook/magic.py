@@ -20,3 +20,8 @@ class Magic(NamedTuple):
     run: Callable[..., Any]
     complete: Callable[[str], list[str]] = lambda line: []
     raw: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name as users write it."""
+        return f"{'%%' if self.kind == 'cell' else '%'}{self.name}"

@@ -11,6 +11,7 @@ from sparkring.errors import OptionsError, SparkringError
 _DISTRIBUTIONS = {
     "optuna": "'sparkring[search]'",
     "petastorm": "'sparkring[petastorm]'",
+    "pyarrow": "'sparkring[data]'",
     "pyspark": "'sparkring[spark]'",
     "PIL": "pillow",
     "cv2": "opencv-python",
@@ -30,7 +31,7 @@ def command(package: str) -> str:
 
 
 def require(module: str, what: str, error: type[SparkringError] = OptionsError, *, otherwise: str = "") -> Any:
-    """Import a module of an optional package, and return it; `what` needs it.
+    """Import a module of an optional package, or of sparkring, and return it; `what` needs it.
 
     Raise `error` if the import fails. `otherwise` is what the user can do instead of installing the package.
     """
@@ -38,7 +39,16 @@ def require(module: str, what: str, error: type[SparkringError] = OptionsError, 
         return importlib.import_module(module)
     except ImportError as problem:
         package = module.partition(".")[0]
+        if package == "sparkring":
+            raise (lacking(problem, what) or problem) from None
         said = f"{what} needs {package}, which is not installed here"
         if not isinstance(problem, ModuleNotFoundError) or problem.name != package:
             said = f"{what} needs {package}, which cannot be imported here ({problem})"
         raise error(f"{said}: {command(package)}{otherwise}.") from problem
+
+
+def lacking(problem: ImportError, what: str) -> OptionsError | None:
+    """Return the error that says how to install the package that `what` lacks; None if that is not the problem."""
+    if not isinstance(problem, ModuleNotFoundError) or problem.name not in KNOWN:
+        return None
+    return OptionsError(f"{what} needs {problem.name}, which is not installed here: {command(problem.name)}.")

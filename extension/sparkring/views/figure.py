@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import bisect
 import functools
+import importlib.util
 import io
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.history.curves import Curve, Mark
 from sparkring.history.describe import dotted, number
+from sparkring.runtime.packages import command
 from sparkring.views.charts import COLOURS, best_words, has_band, means, words
 from sparkring.views.markup import GREEN, GREY, RANK_COLOURS, RED, text, tint
 
@@ -86,7 +88,8 @@ def _caption(curves: Sequence[Curve], axis: str) -> str:
 
 def _image(picture: str, said: str, width: int) -> str:
     if not picture:
-        return f"<div><small>{said}</small></div>"
+        advice = "" if importlib.util.find_spec("matplotlib") else f". {text(command('matplotlib'))} for a picture"
+        return f"<div><small>{said}{advice}</small></div>"
     source = f"data:image/png;base64,{picture}"
     return f'<img alt="{said}" class="sr-figure" width="{width}" height="{HEIGHT}" src="{source}">'
 
