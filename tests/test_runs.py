@@ -11,7 +11,7 @@ import pytest
 
 from sparkring.engine.result import RunResult
 from sparkring.errors import DataError, LaunchError, OptionsError, SparkringError
-from sparkring.history import events, run_store
+from sparkring.history import events, rank_logs, run_folder, run_store
 from sparkring.history.record import replay
 from sparkring.notebook.extension import MAGICS
 
@@ -71,9 +71,9 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
     return [*found, events.RunFinished(2.3, "failed", "why", 1)] if ended else found
 
 
-def save(run_id: str, found: list[events.Event]) -> run_store.RunFolder:
+def save(run_id: str, found: list[events.Event]) -> run_folder.RunFolder:
     """Write the events to a run's folder, and return it."""
-    folder = run_store.RunFolder(run_id)
+    folder = run_folder.RunFolder(run_id)
     for event in found:
         assert folder.write(event) is None
     folder.flush()
@@ -130,11 +130,11 @@ def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
     path = save("reads", found).path
     kept = list(run_store._events(path))
     often = [event for event in kept if isinstance(event, (events.DataRead, events.GpuUsed, events.ModelGpuUsed))]
-    assert len(often) <= 6 * (seconds / run_store.PROGRESS_EVERY_S + 1) + 8 + 4
+    assert len(often) <= 6 * (seconds / run_folder.PROGRESS_EVERY_S + 1) + 8 + 4
     assert [e for e in kept if getattr(e, "done", False)] == [e for e in found if getattr(e, "done", False)]
     told = [event for event in kept if isinstance(event, events.DataRead) and event.rank == 0]
     assert all(
-        later.time - earlier.time <= run_store.PROGRESS_EVERY_S + 1 for earlier, later in itertools.pairwise(told)
+        later.time - earlier.time <= run_folder.PROGRESS_EVERY_S + 1 for earlier, later in itertools.pairwise(told)
     )
     assert replay(kept) == replay(found)
     assert (run_store.last(path) is not None) == ended
@@ -178,13 +178,13 @@ def test_a_run_that_a_newer_version_saved():
 def test_what_a_killed_driver_last_knew():
     """If the driver was killed, the saved progress of a reader is only a few seconds old."""
     found = reading(60, ended=False)
-    folder = run_store.RunFolder("killed")
+    folder = run_folder.RunFolder("killed")
     for event in found:
         folder.write(event)
     folder.flush()
     now = run_store.load(folder.path).ranks[0].readings[0].now
     assert now is not None
-    assert found[-1].time - now.time <= run_store.PROGRESS_EVERY_S + 1
+    assert found[-1].time - now.time <= run_folder.PROGRESS_EVERY_S + 1
     folder.close()
 
 
@@ -198,7 +198,7 @@ def test_of_plans_the_last_is_kept():
     found = [*found[:start], *plans, *found[start:]]
     path = save("plans", found).path
     kept = [event for event in run_store._events(path) if isinstance(event, events.DataPlanned)]
-    assert len(kept) <= 2 * (20 / run_store.PROGRESS_EVERY_S + 2)
+    assert len(kept) <= 2 * (20 / run_folder.PROGRESS_EVERY_S + 2)
     assert run_store.load(path).ranks == replay(found).ranks
 
 
@@ -362,7 +362,7 @@ def test_a_log_has_no_lines_of_bars_that_removed_themselves(capsys):
 @pytest.mark.parametrize("block", [1, 3, 7, 1_000])
 def test_only_the_end_of_a_long_log_is_read(monkeypatch, block, ending):
     """The last lines do not depend on how the file is read. The beginning of the file is not read."""
-    monkeypatch.setattr(run_store, "BLOCK_BYTES", block)
+    monkeypatch.setattr(rank_logs, "BLOCK_BYTES", block)
     path = save("long", story("long")[:1]).path
     lines = ["one\n", "\n", "two\r3\n", f"four{ending}"]
     (path / run_store.log_name(0)).write_text("".join(lines), newline="")
@@ -444,7 +444,7 @@ def test_how_much_is_kept_is_a_setting(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             with pytest.raises(LaunchError, match=f"{name} must be a .*number .*, not '{value}'"):
-                run_store.RunFolder("another")
+                run_folder.RunFolder("another")
             run_store.prune()
     for number in range(4):
         save(f"small-{number}", story(f"small-{number}"))
@@ -485,7 +485,7 @@ def test_quick_cells_of_a_warm_gang_go_first(monkeypatch):
 
 def test_a_full_disk_is_told_once(monkeypatch):
     """The first write that fails causes a notice. After that, nothing is written, and no error is raised."""
-    folder = run_store.RunFolder("full")
+    folder = run_folder.RunFolder("full")
     start, *rest = story("full")
     assert folder.write(start) is None
 
@@ -509,7 +509,7 @@ def test_a_home_that_is_not_absolute(monkeypatch, tmp_path):
     assert run_store.home() == tmp_path / "mine" / "runs"
     monkeypatch.setenv("SPARKRING_HOME", "here")
     monkeypatch.chdir(tmp_path)
-    folder = run_store.RunFolder("x")
+    folder = run_folder.RunFolder("x")
     monkeypatch.chdir("/")
     assert [folder.write(event) for event in story("x")] == [None] * len(story("x"))
     folder.close()
@@ -521,11 +521,11 @@ def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPARKRING_HOME", str(tmp_path / "file"))
     with pytest.raises((OSError, SparkringError)):
-        run_store.RunFolder("x")
+        run_folder.RunFolder("x")
 
 
 def test_a_home_that_cannot_be_written_to(monkeypatch):
     """If runs cannot be saved, one sentence names the folder and what to set."""
     monkeypatch.setenv("SPARKRING_HOME", os.devnull)
     with pytest.raises(SparkringError, match=r"cannot be saved in /dev/null/runs/.*Set SPARKRING_HOME"):
-        run_store.RunFolder("2026-01-01_00-00-00_aaaa")
+        run_folder.RunFolder("2026-01-01_00-00-00_aaaa")

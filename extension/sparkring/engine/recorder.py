@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from sparkring.history import events, record, run_store
 from sparkring.history.events import Event
 from sparkring.history.record import RunRecord
+from sparkring.history.run_folder import RunFolder
 from sparkring.history.view import View
 
 
@@ -19,7 +20,7 @@ class Recorder:
     def __init__(self, view: View, started: events.RunStarted, notices: Iterable[str] = ()) -> None:
         self._view = view
         self._shows = True
-        self._folder = run_store.RunFolder(started.run_id)
+        self._folder = RunFolder(started.run_id)
         self.record = RunRecord(log_folder=str(self._folder.path))
         self.add([started])
         for notice in notices:

@@ -32,9 +32,10 @@ from typing import IO, Any, TypeVar
 
 from sparkring.errors import LaunchError, OptionsError
 from sparkring.history import events
-from sparkring.history.events import Notice, RunStarted, TimelineSaved
-from sparkring.history.horovod_timeline import Arriving
-from sparkring.history.record import QUICK_S, RunRecord, apply, samples_kept
+from sparkring.history.events import Notice, RunStarted
+from sparkring.history.rank_logs import log as log
+from sparkring.history.rank_logs import log_name as log_name
+from sparkring.history.record import QUICK_S, RunRecord, apply
 
 KEEP = 100  # unless SPARKRING_KEEP_RUNS is set
 KEEP_GB = 10.0  # unless SPARKRING_KEEP_GB is set
@@ -43,7 +44,6 @@ NEWEST = 20  # this many of the newest runs are never removed, not even quick on
 # Old runs are removed only when there are this many too many. If old runs were removed after each cell of a warm gang,
 # a quarter of the time would be spent on this.
 SLACK = 20
-PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
 DISPLAYS = "displays"
 # The file suffixes that differ from the MIME subtype.
@@ -52,7 +52,6 @@ _SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}
 # opened early in a run.
 LOOKED_THROUGH_BYTES = 256 * 1024
 DATA_LINES = 200
-BLOCK_BYTES = 1024 * 1024  # how much of the end of a log is read at once
 ABANDONED_AFTER_S = 24 * 3600  # an unfinished run whose events have not changed for this long is not running
 
 
@@ -90,164 +89,6 @@ def _setting(name: str, default: float, what: str, is_valid: Callable[[str], obj
 Kind = TypeVar("Kind", bound=events.Event)
 
 
-class RunFolder:
-    """Writes one run to its folder. After an error, it writes nothing more and reports this once; the run goes on."""
-
-    def __init__(self, run_id: str) -> None:
-        kept_runs(), kept_bytes()  # refuse settings that are not valid before the ranks start
-        self.path = home() / run_id
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.path.mkdir(mode=0o700)
-            self._events = (self.path / EVENTS).open("a", encoding="utf-8")
-        except OSError as error:
-            raise LaunchError(
-                f"the run's record cannot be saved in {self.path}: {error.strerror or error}. Set SPARKRING_HOME to a "
-                "writable folder."
-            ) from error
-        self._logs: dict[int, IO[bytes]] = {}
-        # Frequent events that have not been written yet: only the newest event of each reader and of each GPU.
-        self._later: dict[tuple[object, ...], events.Event] = {}
-        self._due = 0.0
-        # In the same way, the newest event of each rank about its use of the machine.
-        self._used: dict[int, events.RankUsed] = {}
-        self._used_due = 0.0
-        self._began, self._size = 0.0, 1  # of the current attempt
-        self._timeline: tuple[int, Arriving] | None = None  # an attempt's number, and its unfinished timeline
-        self._broken: str | None = None
-        self._closed = False
-        self._told = False
-
-    def write(self, event: events.Event) -> Notice | None:
-        """Save one event. Return a Notice the first time that saving fails. After close(), nothing is saved."""
-        if self._closed:
-            return None
-        if self._broken is None:
-            try:
-                self._write(event)
-            except OSError as error:
-                self._broken = error.strerror or str(error)
-        if self._broken is None or self._told:
-            return None
-        self._told = True
-        return Notice(
-            event.time,
-            f"this run's record and logs end here: {self._broken} ({self.path}). The run continues. Free up some "
-            "space, or set SPARKRING_HOME to another folder.",
-        )
-
-    def flush(self) -> None:
-        """Make what was written visible to other processes."""
-        if self._closed:
-            return
-        try:
-            for file in self._files():
-                file.flush()
-        except OSError as error:
-            self._broken = self._broken or error.strerror or str(error)
-
-    def close(self) -> None:
-        self._closed = True
-        try:
-            if self._broken is None:
-                self._catch_up()
-        except OSError:
-            pass  # closing the files below will fail, too
-        for file in self._files():
-            try:
-                file.close()
-            except OSError:
-                pass  # write() or flush() has noted the error already
-
-    def take_timeline(self, part: events.TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
-        """Save a piece of an attempt's timeline. Return what to report if the timeline is complete or saving fails."""
-        found: list[TimelineSaved | Notice] = []
-        if self._timeline is not None and self._timeline[0] != attempt:
-            found += self.end_timeline(part.time)
-        try:
-            if self._timeline is None:
-                if part.last and not Arriving.holds_any(part.data):
-                    return [Notice(part.time, "no timeline: Horovod starts one only when rank 0 calls hvd.init().")]
-                self._timeline = attempt, Arriving((self.path / timeline_name(attempt)).open("w", encoding="utf-8"))
-            self._timeline[1].add(part.data)
-        except OSError as error:
-            problem = f"the timeline could not be saved in {self.path}: {error.strerror or error}"
-            found.append(Notice(part.time, problem))
-            part = part._replace(last=True)
-        if part.last:
-            found += self.end_timeline(part.time, whole=True, cut=part.cut)
-        return found
-
-    def end_timeline(self, time: float, *, whole: bool = False, cut: int = 0) -> list[TimelineSaved | Notice]:
-        """Close the timeline that is being saved, if any. Return its summary, or a Notice if it cannot be saved."""
-        if self._timeline is None:
-            return []
-        (attempt, arriving), self._timeline = self._timeline, None
-        try:
-            return [arriving.end(time, timeline_name(attempt), attempt, whole=whole, cut=cut)]
-        except OSError as error:
-            return [Notice(time, f"the timeline could not be saved in {self.path}: {error.strerror or error}")]
-
-    def _files(self) -> list[IO[Any]]:
-        return [*self._logs.values(), self._events]
-
-    def _write(self, event: events.Event) -> None:
-        match event:
-            case events.DataRead(done=True):
-                self._later.pop((events.DataRead, event.rank, event.reader), None)
-                self._append(event)
-            case events.DataRead():
-                self._later[events.DataRead, event.rank, event.reader] = event
-            case events.DataPlanned():
-                self._later[events.DataPlanned, event.rank, event.reader] = event
-            case events.GpuUsed():
-                self._later[events.GpuUsed, event.rank, event.address] = event
-            case events.RankUsed():
-                self._used[event.rank] = event
-            case events.RunStarted() | events.AttemptStarted():
-                self._catch_up()  # the ranks of the next attempt may be fewer
-                self._append(event)
-                self._began, self._size = event.time, event.size
-            case events.ModelGpuUsed():
-                self._later[events.ModelGpuUsed, event.host, event.gpu.address] = event
-            case events.RunFinished():
-                self._catch_up()
-                self._append(event)
-            case _:
-                self._append(event)
-        if self._later and event.time >= self._due:
-            self._store(self._later)
-            self._due = event.time + PROGRESS_EVERY_S
-        if self._used and event.time >= self._used_due:
-            self._store(self._used)
-            # The longer the run, the longer the pause: the record would drop most of the earlier events.
-            pause_s = (event.time - self._began) / samples_kept(self._size)
-            self._used_due = event.time + max(PROGRESS_EVERY_S, pause_s)
-
-    def _catch_up(self) -> None:
-        self._store(self._later)
-        self._store(self._used)
-
-    def _store(self, later: dict[Any, Any]) -> None:
-        for event in later.values():
-            self._append(event)
-        later.clear()
-
-    def _append(self, event: events.Event) -> None:
-        more: dict[str, Any] = {}
-        if isinstance(event, events.Output):
-            log = self._logs.get(event.rank)
-            if log is None:
-                log = self._logs[event.rank] = (self.path / log_name(event.rank)).open("ab")
-            more = {"start": log.tell(), "size": len(event.data)}
-            log.write(event.data)
-        if isinstance(event, events.Displayed) and event.data:
-            more = {"file": display_name(event)}
-            (self.path / DISPLAYS).mkdir(exist_ok=True, mode=0o700)
-            (self.path / DISPLAYS / more["file"]).write_bytes(event.data)
-        self._events.write(events.to_json(event, **more) + "\n")
-
-
 def new_id() -> str:
     """Return the id of a new run: the local time, five hex digits for the fraction of the second, and a random digit.
 
@@ -257,11 +98,6 @@ def new_id() -> str:
     now = time.time()
     fraction = int(now % 1 * 0x10_0000)
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.localtime(now))}_{fraction:05x}{secrets.token_hex(1)[0]}"
-
-
-def log_name(rank: int) -> str:
-    """Return the name of a rank's log file in a run's folder."""
-    return f"rank-{rank}.log"
 
 
 def display_name(display: events.Displayed) -> str:
@@ -275,32 +111,6 @@ def display_name(display: events.Displayed) -> str:
 def timeline_name(attempt: int) -> str:
     """Return the name of an attempt's timeline in a run's folder."""
     return "timeline.json" if attempt == 1 else f"timeline-{attempt}.json"
-
-
-def log(path: Path, rank: int, tail: int | None = None) -> str:
-    """Return what a rank wrote to stdout and stderr, in order of arrival. Invalid bytes appear as \\xNN.
-
-    If `tail` is not None, return only the last `tail` lines.
-    """
-    file = path / log_name(rank)
-    if not file.exists():
-        return ""
-    return (file.read_bytes() if tail is None else _last_lines(file, tail)).decode("utf-8", "backslashreplace")
-
-
-def _last_lines(path: Path, count: int) -> bytes:
-    """Return the last lines of a file, without reading the rest of it: a log may be larger than the memory."""
-    blocks: list[bytes] = []
-    ends = 0  # the number of newlines in `blocks`; if there are more than `count`, `blocks` has all of the last lines
-    with path.open("rb") as file:
-        begin = file.seek(0, os.SEEK_END)
-        while begin > 0 and ends <= count:
-            begin, end = max(0, begin - BLOCK_BYTES), begin
-            file.seek(begin)
-            blocks.append(file.read(end - begin))
-            ends += blocks[-1].count(b"\n")
-    lines = io.BytesIO(b"".join(blocks[::-1])).readlines()
-    return b"".join(lines[max(0, len(lines) - count) :])
 
 
 def item_log(path: Path, item: int) -> str | None:
