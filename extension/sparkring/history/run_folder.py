@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterable
 from typing import IO, Any
 
 from sparkring.errors import LaunchError
-from sparkring.history import events
+from sparkring.history import events, snapshots
+from sparkring.history.compression import beginning, new_file
 from sparkring.history.events import Notice, TimelineSaved
 from sparkring.history.horovod_timeline import Arriving
-from sparkring.history.rank_logs import log_name
-from sparkring.history.record import samples_kept
-from sparkring.history.run_store import DISPLAYS, EVENTS, display_name, home, kept_bytes, kept_runs, timeline_name
+from sparkring.history.rank_logs import RankLog, take_removable
+from sparkring.history.record import LARGE_FILE_BYTES, RunRecord, apply, samples_kept
+from sparkring.history.run_store import (
+    DISPLAYS,
+    EVENTS,
+    display_name,
+    home,
+    kept_bytes,
+    kept_run_bytes,
+    kept_runs,
+    timeline_name,
+)
+from sparkring.history.snapshots import Snapshot
 
 PROGRESS_EVERY_S = 5.0
+SEGMENTS, SEGMENT_BYTES = 8, 64 * 1024  # how many segments a rank's part of the logs has, and their least size
+EVENTS_PART = 4  # the events may have this part of the bytes that the logs may have
 
 
 class RunFolder:
@@ -20,6 +36,7 @@ class RunFolder:
 
     def __init__(self, run_id: str) -> None:
         kept_runs(), kept_bytes()  # refuse settings that are not valid before the ranks start
+        self._kept_bytes = kept_run_bytes()
         self.path = home() / run_id
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -30,7 +47,10 @@ class RunFolder:
                 f"the run's record cannot be saved in {self.path}: {error.strerror or error}. Set SPARKRING_HOME to a "
                 "writable folder."
             ) from error
-        self._logs: dict[int, IO[bytes]] = {}
+        self._logs: dict[int, RankLog] = {}
+        self._log_bytes, self._most_log_bytes = 0, self._kept_bytes
+        self._event_bytes, self._most_event_bytes = 0, self._kept_bytes / EVENTS_PART
+        self._is_cut = False  # whether some events have been removed
         # Frequent events that have not been written yet: only the newest event of each reader and of each GPU.
         self._later: dict[tuple[object, ...], events.Event] = {}
         self._due = 0.0
@@ -70,6 +90,69 @@ class RunFolder:
                 file.flush()
         except OSError as error:
             self._broken = self._broken or error.strerror or str(error)
+
+    def limit(self, record: RunRecord) -> RunRecord:
+        """If the logs or the events have become too large, leave out a part of them.
+
+        `record` is the record of all events so far. Return it, with what has been left out.
+        """
+        is_within = self._log_bytes <= self._most_log_bytes and self._event_bytes <= self._most_event_bytes
+        if is_within or self._broken or self._closed or record.outcome is not None:
+            return record
+        try:
+            if self._log_bytes > self._most_log_bytes:
+                record = self._cut_logs(record)
+            if self._event_bytes > self._most_event_bytes:
+                record = self._cut_events(record)
+        except OSError as error:
+            self._broken = error.strerror or str(error)
+        return record
+
+    def _cut_logs(self, record: RunRecord) -> RunRecord:
+        removed = take_removable([*self._logs.values()], self._kept_bytes / 4)
+        if removed:
+            size_bytes, lines = sum(each.size_bytes for each in removed), sum(each.lines for each in removed)
+            event = events.LogsCut(time.time(), size_bytes, lines)
+            record = apply(record, event)
+            self._append(event)
+            # Without the snapshot, the record would need the output that is removed.
+            self._add_line(snapshots.to_json(Snapshot(record, is_cut=False)))
+            self.flush()
+            for each in removed:
+                each.path.unlink(missing_ok=True)
+            self._log_bytes -= size_bytes
+        self._most_log_bytes = max(self._kept_bytes, self._log_bytes + self._kept_bytes / 8)
+        return record
+
+    def _cut_events(self, record: RunRecord) -> RunRecord:
+        """Replace all events but the first ones with a snapshot, whose record has the events that are still to come."""
+        if not self._is_cut:
+            text = "this run has many events, so counts and curves are kept instead of the earlier ones. %runs shows"
+            record = apply(record, Notice(time.time(), f"{text} the same; %logs --item lacks earlier output."))
+        self._is_cut = True
+        self._later.clear()
+        self._used.clear()
+        self._events.flush()
+        file = self.path / EVENTS
+        with file.open("rb") as old, new_file(file) as new:
+            new.write(beginning(old))
+            new.write(f"{snapshots.to_json(Snapshot(record, is_cut=True))}\n".encode())
+            self._event_bytes = new.tell()
+        self._events.close()
+        self._events = file.open("a", encoding="utf-8")
+        self._most_event_bytes = self._event_bytes + self._kept_bytes / EVENTS_PART
+        return record
+
+    def remove_displays(self, names: Iterable[str]) -> None:
+        """Remove the files of displays that others have replaced."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.path / DISPLAYS / name).unlink()
+
+    @property
+    def has_large_files(self) -> bool:
+        """Whether a file of the run is worth compressing."""
+        return max(self._log_bytes, self._event_bytes) >= LARGE_FILE_BYTES
 
     def close(self) -> None:
         self._closed = True
@@ -114,7 +197,7 @@ class RunFolder:
             return [Notice(time, f"the timeline could not be saved in {self.path}: {error.strerror or error}")]
 
     def _files(self) -> list[IO[Any]]:
-        return [*self._logs.values(), self._events]
+        return [*(log.file for log in self._logs.values()), self._events]
 
     def _write(self, event: events.Event) -> None:
         match event:
@@ -163,11 +246,16 @@ class RunFolder:
         if isinstance(event, events.Output):
             log = self._logs.get(event.rank)
             if log is None:
-                log = self._logs[event.rank] = (self.path / log_name(event.rank)).open("ab")
-            more = {"start": log.tell(), "size": len(event.data)}
-            log.write(event.data)
+                log = self._logs[event.rank] = RankLog(self.path, event.rank)
+            segment_bytes = max(SEGMENT_BYTES, self._kept_bytes / SEGMENTS / self._size)
+            more = {"start": log.write(event.data, segment_bytes), "size": len(event.data)}
+            self._log_bytes += len(event.data)
         if isinstance(event, events.Displayed) and event.data:
             more = {"file": display_name(event)}
             (self.path / DISPLAYS).mkdir(exist_ok=True, mode=0o700)
             (self.path / DISPLAYS / more["file"]).write_bytes(event.data)
-        self._events.write(events.to_json(event, **more) + "\n")
+        self._add_line(events.to_json(event, **more))
+
+    def _add_line(self, line: str) -> None:
+        self._events.write(f"{line}\n")
+        self._event_bytes += len(line) + 1  # JSON is ASCII

@@ -5,11 +5,14 @@
                          says where in the log. Of frequent events (reading progress, use of GPUs and machines), only
                          the newest event of each reader, GPU and rank is stored, every PROGRESS_EVERY_S seconds.
                          The use of machines is stored less often as the run goes on
-        rank-0.log …     everything that each rank wrote to stdout and stderr, in order of arrival
+                         If the file becomes too large, it is replaced by its beginning and a snapshot of the record
+        rank-0.log …     what each rank wrote to stdout and stderr, in order of arrival (rank_logs.py)
         displays/        what the ranks displayed: rank-0-1.png is rank 0's first display in attempt 1,
                          attempt-2-rank-0-1.png its first display in attempt 2
         timeline.json    Horovod's timeline, if there is one; attempt 2's timeline is timeline-2.json
         tensorboard/     the metrics, after %runs RUN --tensorboard
+
+When a run has ended, its large files are compressed (compression.py).
 
 Only the user can read the folder (mode 0700). The newest runs are kept, as many as kept_runs() says, and as long as
 they are not larger than kept_bytes() together. A run in progress is never removed.
@@ -18,7 +21,7 @@ they are not larger than kept_bytes() together. A run in progress is never remov
 from __future__ import annotations
 
 import contextlib
-import io
+import gzip
 import itertools
 import json
 import os
@@ -28,23 +31,28 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from sparkring.errors import LaunchError, OptionsError
-from sparkring.history import events
+from sparkring.history import events, snapshots
 from sparkring.history.events import Notice, RunStarted
+from sparkring.history.rank_logs import LogReader, left_out
 from sparkring.history.rank_logs import log as log
 from sparkring.history.rank_logs import log_name as log_name
 from sparkring.history.record import QUICK_S, RunRecord, apply
+from sparkring.history.snapshots import Snapshot
 
 KEEP = 100  # unless SPARKRING_KEEP_RUNS is set
 KEEP_GB = 10.0  # unless SPARKRING_KEEP_GB is set
+KEEP_RUN_MB = 200.0  # unless SPARKRING_KEEP_RUN_MB is set
 LARGE_BYTES = 1_000_000  # the size of all runs is looked at when a run of at least this size has ended
 NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
 # Old runs are removed only when there are this many too many. If old runs were removed after each cell of a warm gang,
 # a quarter of the time would be spent on this.
 SLACK = 20
 EVENTS = "events.jsonl"
+MIDDLE = "events-middle.jsonl.gz"  # the lines of EVENTS that are replaced by MIDDLE_LINE when a run has ended
+MIDDLE_LINE = b'{"type": "Compressed"}\n'
 DISPLAYS = "displays"
 # The file suffixes that differ from the MIME subtype.
 _SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}
@@ -52,6 +60,8 @@ _SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}
 # opened early in a run.
 LOOKED_THROUGH_BYTES = 256 * 1024
 DATA_LINES = 200
+END_BYTES = 64 * 1024  # the last event is within this many bytes of the end
+_IS_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+").fullmatch
 ABANDONED_AFTER_S = 24 * 3600  # an unfinished run whose events have not changed for this long is not running
 
 
@@ -71,10 +81,12 @@ def kept_runs() -> int:
 
 def kept_bytes() -> float:
     """Return how many bytes all runs together may have. Raise LaunchError if the setting is not a number."""
-    return (
-        _setting("SPARKRING_KEEP_GB", KEEP_GB, "a number of gigabytes", re.compile(r"\d+(\.\d*)?|\.\d+").fullmatch)
-        * 1e9
-    )
+    return _setting("SPARKRING_KEEP_GB", KEEP_GB, "a number of gigabytes", _IS_NUMBER) * 1e9
+
+
+def kept_run_bytes() -> float:
+    """Return how many bytes the logs of one run may have. Raise LaunchError if the setting is not a number."""
+    return _setting("SPARKRING_KEEP_RUN_MB", KEEP_RUN_MB, "a number of megabytes", _IS_NUMBER) * 1e6
 
 
 def _setting(name: str, default: float, what: str, is_valid: Callable[[str], object]) -> float:
@@ -114,20 +126,35 @@ def timeline_name(attempt: int) -> str:
 
 
 def item_log(path: Path, item: int) -> str | None:
-    """Return what the ranks wrote while they ran the item, in all attempts; None if no such item has started."""
-    found: list[bytes] = []
-    ranks, each, has_started = range(0), 1, False
-    for event in _events(path):
-        match event:
-            case events.ItemsPlanned():
-                each = event.ranks_each
-            case events.ItemStarted(item=number) if number == item:
-                ranks, has_started = range(event.slot * each, (event.slot + 1) * each), True
-            case events.ItemEnded(item=number) if number == item:
-                ranks = range(0)
-            case events.Output() if event.rank in ranks:
-                found.append(event.data)
-    return b"".join(found).decode("utf-8", "backslashreplace") if has_started else None
+    """Return what the ranks wrote while they ran the item, in all attempts; None if no such item has started.
+
+    Lines say how much is no longer kept.
+    """
+    written: list[bytes] = []
+    ranks, each, has_started, is_over, missing = range(0), 1, False, False, 0
+    with contextlib.closing(LogReader(path)) as logs:
+        for found in filter(None, _lines(path)):
+            match event := _event(found, path, logs):
+                case events.ItemsPlanned():
+                    each = event.ranks_each
+                case events.ItemStarted(item=number) if number == item:
+                    ranks, has_started = range(event.slot * each, (event.slot + 1) * each), True
+                case events.ItemEnded(item=number) if number == item:
+                    ranks, is_over = range(0), event.ending != "again"
+                case Snapshot(record, is_cut=True) if record.items is not None and not is_over:
+                    if item <= max((known.item for known in record.items.known), default=-1):
+                        has_started = True
+                        written.append("… earlier output left out …\n".encode())
+                    slot = next((running.slot for running in record.items.running if running.item == item), None)
+                    ranks = range(0) if slot is None else range(slot * each, (slot + 1) * each)
+                case events.Output() if event.rank in ranks:
+                    if missing and event.data:
+                        written.append(left_out(missing))
+                        missing = 0
+                    written.append(event.data)
+                    missing += found["size"] - len(event.data)
+    written += [left_out(missing)] if missing else []
+    return b"".join(written).decode("utf-8", "backslashreplace") if has_started else None
 
 
 def saved() -> list[Path]:
@@ -177,48 +204,57 @@ def load(path: Path) -> RunRecord:
 
     Damaged events, and events that need them, are left out, too. A notice then says that the record is damaged.
     """
-    record, is_damaged, now = RunRecord(log_folder=str(path)), False, 0.0
-    for event in _events(path):
+    record, is_damaged, now = RunRecord(), False, 0.0
+    for event in _events(path, _last_line(path, snapshots.BEGIN)):
         try:
             if event is None:
                 is_damaged = True
+            elif isinstance(event, Snapshot):
+                record = event.record
             else:
                 record, now = apply(record, event), getattr(event, "time", now)
         except Exception:  # which error it is depends on the events that are missing
             is_damaged = True
+    record = record._replace(log_folder=str(path))
     if not is_damaged:
         return record
     text = f"this run's record is damaged, and the damaged part is not shown: {path / EVENTS}"
     return apply(record, Notice(now, text))
 
 
-def _events(path: Path) -> Iterator[events.Event | None]:
-    """Yield the events of a saved run, with None for each damaged event."""
-    logs: dict[int, IO[bytes]] = {}
-    try:
-        for found in _lines(path):
-            yield None if found is None else _event(found, path, logs)
-    finally:
-        for file in logs.values():
-            file.close()
+def _events(path: Path, begin: int = 0) -> Iterator[events.Event | Snapshot | None]:
+    """Yield the events and snapshots of a saved run, from the line `begin` on, with None for each damaged one."""
+    with contextlib.closing(LogReader(path)) as logs:
+        for found in _lines(path, begin):
+            event = None if found is None else _event(found, path, logs)
+            # A display whose file has been removed was replaced by a later one.
+            if not (isinstance(event, events.Displayed) and not event.data and found and found.get("file")):
+                yield event
 
 
-def _event(found: dict[str, Any], path: Path, logs: dict[int, IO[bytes]]) -> events.Event | None:
-    """Return the event of a line, with its data; None if the line is damaged. `logs` are the open logs, by rank."""
+def _event(found: dict[str, Any], path: Path, logs: LogReader) -> events.Event | Snapshot | None:
+    """Return the event of a line, with its data; None if the line is damaged."""
     try:
-        if found["type"] == "Output":
-            rank = found["rank"]
-            if rank not in logs:
-                whole = path / log_name(rank)
-                logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # no log if the disk was full
-            logs[rank].seek(found["start"])
-            found["data"] = logs[rank].read(found["size"])
+        if found["type"] == snapshots.KIND:
+            return _with_displays(snapshots.from_json(found), path)
+        if found["type"] == events.Output.__name__:
+            found["data"] = logs.read(found["rank"], found["start"], found["size"])
         if found["type"] == events.Displayed.__name__:
-            shown = path / DISPLAYS / Path(found.get("file", "")).name
-            found["data"] = shown.read_bytes() if shown.is_file() else b""
-    except (KeyError, TypeError, ValueError):
+            found["data"] = _shown(path, found.get("file", ""))
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
     return _without_data(found)
+
+
+def _with_displays(snapshot: Snapshot, path: Path) -> Snapshot:
+    displays = (each._replace(data=_shown(path, display_name(each))) for each in snapshot.record.displays)
+    record = snapshot.record._replace(displays=tuple(each for each in displays if each.data))
+    return snapshot._replace(record=record)
+
+
+def _shown(path: Path, name: str) -> bytes:
+    file = path / DISPLAYS / Path(name).name
+    return file.read_bytes() if file.is_file() else b""
 
 
 def _without_data(found: dict[str, Any] | None) -> events.Event | None:
@@ -229,25 +265,50 @@ def _without_data(found: dict[str, Any] | None) -> events.Event | None:
         return None
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the events as JSON, without those whose kind only a newer version knows. Yield None for a damaged line."""
-    with (path / EVENTS).open(encoding="utf-8", errors="replace") as file:
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a run's events, including those that are compressed."""
+    with (path / EVENTS).open("rb") as file:
         for line in file:
-            try:
-                found = json.loads(line)
-                is_known = events.is_known(found["type"])
-            except (KeyError, TypeError, ValueError):
-                if line.endswith("\n"):  # otherwise, the driver was killed while it was writing this line
-                    yield None
-                continue
-            if is_known:
-                yield found
+            if line == MIDDLE_LINE:
+                with gzip.open(path / MIDDLE) as middle:
+                    yield from middle
+            else:
+                yield line
+
+
+def _last_line(path: Path, begin: bytes) -> int:
+    """Return the number of the last line of a run's events that begins in this way, counted from 0; 0 if none does."""
+    return max((number for number, line in enumerate(_raw_lines(path)) if line.startswith(begin)), default=0)
+
+
+def _lines(path: Path, begin: int = 0) -> Iterator[dict[str, Any] | None]:
+    """Yield the events and snapshots as JSON, from the line `begin` on, without those that only a newer version knows.
+
+    Yield None for a damaged line.
+    """
+    for line in itertools.islice(_raw_lines(path), begin, None):
+        try:
+            found = json.loads(line.decode("utf-8", "replace"))
+            is_known = events.is_known(found["type"]) or found["type"] == snapshots.KIND
+        except (KeyError, TypeError, ValueError):
+            if line.endswith(b"\n"):  # otherwise, the driver was killed while it was writing this line
+                yield None
+            continue
+        if is_known:
+            yield found
 
 
 def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:
-    """Yield the events of one kind in a saved run, in order of arrival."""
-    for found in _lines(path):
-        if found and found["type"] == kind.__name__ and isinstance(event := _without_data(found), kind):
+    """Yield the events of one kind in a saved run, in order of arrival.
+
+    Of metrics and attempts whose events are no longer saved, yield those that the record has kept.
+    """
+    for found in _lines(path, _last_line(path, snapshots.BEGIN_OF_CUT)):
+        if found and found["type"] == snapshots.KIND and found["is_cut"]:
+            record = snapshots.from_json(found).record
+            begun = [events.AttemptStarted(each.started, each.number, each.size) for each in record.attempts]
+            yield from (each for each in (*begun, *record.metrics) if isinstance(each, kind))
+        elif found and found["type"] == kind.__name__ and isinstance(event := _without_data(found), kind):
             yield event
 
 
@@ -281,7 +342,7 @@ def data(path: Path) -> list[str]:
 def last(path: Path) -> events.RunFinished | None:
     """Return the event with which a saved run ended; None if the run has not ended, or if its driver was killed."""
     with (path / EVENTS).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
         tail = file.read().splitlines()
     for line in reversed(tail[-2:]):
         try:
