@@ -56,6 +56,8 @@ SETTINGS = {
     "SPARKRING_PANEL": "`0` means the same as `SPARKRING_VIEW=static`.",
     "SPARKRING_VIEW": "How a run is shown: `live` (the panel), `static` (HTML, redrawn during the run) or `text`.",
     "SPARKRING_KEEP_RUNS": "How many [runs are kept](panel.md#what-is-kept-and-where). Default: 100.",
+    "SPARKRING_KEEP_RUN_MB": "How many megabytes the logs of one run may have before their middle is left out. "
+    "Default: 200.",
     "SPARKRING_KEEP_GB": "How many gigabytes all runs together may have before the oldest are removed. Default: 10.",
     "SPARKRING_SPARE": "`0` turns [spare processes](cells.md#spare-processes) off.",
     "SPARKRING_RANK": 'The rank. Set on the ranks of `%%barrier` and of `framework="plain"`.',

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from sparkring.errors import DataError, OptionsError
-from sparkring.history import events, run_store
+from sparkring.history import events
+from sparkring.history.run_folder import RunFolder
 from sparkring.history.tensorboard import environment, scalars, write_event_files
 
 RUN = "2026-01-01_00-00-00_aaaa"
@@ -17,7 +18,7 @@ RUN = "2026-01-01_00-00-00_aaaa"
 
 def saved(*reports: events.Metrics, size: int = 2, run: str = RUN):
     """Save a run with these reports, and return its folder."""
-    folder = run_store.RunFolder(run)
+    folder = RunFolder(run)
     folder.write(events.RunStarted(1.0, run, "cell", "", size, "local", "plain", "all"))
     for report in reports:
         folder.write(report)

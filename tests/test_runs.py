@@ -5,15 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from sparkring.engine import recorder
 from sparkring.engine.result import RunResult
 from sparkring.errors import DataError, LaunchError, OptionsError, SparkringError
-from sparkring.history import events, run_store
-from sparkring.history.record import replay
+from sparkring.history import compression, describe, events, rank_logs, record, run_folder, run_store, snapshots
+from sparkring.history.record import RunRecord, apply, replay
 from sparkring.notebook.extension import MAGICS
+from sparkring.views import Quiet
 
 
 def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[events.Event]:
@@ -71,9 +76,9 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
     return [*found, events.RunFinished(2.3, "failed", "why", 1)] if ended else found
 
 
-def save(run_id: str, found: list[events.Event]) -> run_store.RunFolder:
+def save(run_id: str, found: list[events.Event]) -> run_folder.RunFolder:
     """Write the events to a run's folder, and return it."""
-    folder = run_store.RunFolder(run_id)
+    folder = run_folder.RunFolder(run_id)
     for event in found:
         assert folder.write(event) is None
     folder.flush()
@@ -130,11 +135,11 @@ def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
     path = save("reads", found).path
     kept = list(run_store._events(path))
     often = [event for event in kept if isinstance(event, (events.DataRead, events.GpuUsed, events.ModelGpuUsed))]
-    assert len(often) <= 6 * (seconds / run_store.PROGRESS_EVERY_S + 1) + 8 + 4
+    assert len(often) <= 6 * (seconds / run_folder.PROGRESS_EVERY_S + 1) + 8 + 4
     assert [e for e in kept if getattr(e, "done", False)] == [e for e in found if getattr(e, "done", False)]
     told = [event for event in kept if isinstance(event, events.DataRead) and event.rank == 0]
     assert all(
-        later.time - earlier.time <= run_store.PROGRESS_EVERY_S + 1 for earlier, later in itertools.pairwise(told)
+        later.time - earlier.time <= run_folder.PROGRESS_EVERY_S + 1 for earlier, later in itertools.pairwise(told)
     )
     assert replay(kept) == replay(found)
     assert (run_store.last(path) is not None) == ended
@@ -178,13 +183,13 @@ def test_a_run_that_a_newer_version_saved():
 def test_what_a_killed_driver_last_knew():
     """If the driver was killed, the saved progress of a reader is only a few seconds old."""
     found = reading(60, ended=False)
-    folder = run_store.RunFolder("killed")
+    folder = run_folder.RunFolder("killed")
     for event in found:
         folder.write(event)
     folder.flush()
     now = run_store.load(folder.path).ranks[0].readings[0].now
     assert now is not None
-    assert found[-1].time - now.time <= run_store.PROGRESS_EVERY_S + 1
+    assert found[-1].time - now.time <= run_folder.PROGRESS_EVERY_S + 1
     folder.close()
 
 
@@ -198,7 +203,7 @@ def test_of_plans_the_last_is_kept():
     found = [*found[:start], *plans, *found[start:]]
     path = save("plans", found).path
     kept = [event for event in run_store._events(path) if isinstance(event, events.DataPlanned)]
-    assert len(kept) <= 2 * (20 / run_store.PROGRESS_EVERY_S + 2)
+    assert len(kept) <= 2 * (20 / run_folder.PROGRESS_EVERY_S + 2)
     assert run_store.load(path).ranks == replay(found).ranks
 
 
@@ -237,6 +242,37 @@ def test_every_event_survives_json():
         if isinstance(event, events.Output):
             found["data"] = event.data
         assert events.from_json({**found, "of a later version": 1}) == event
+
+
+def test_every_record_survives_json():
+    """A snapshot has everything that a record has, except for what is in files."""
+    curves = {"loss": ((1.0, 0.5), (2.0, 0.25))}
+    failure = events.Failure("exception", "x", (events.CodeFrame("<cell>", 3, "f", in_cell=True),), "Traceback …", "")
+    more: list[events.Event] = [
+        events.AttemptStarted(3.0, 1, 2, "step-5", 5, 3),
+        events.CommandFailed("ls", 2, time=3.0, rank=1),
+        events.CheckpointSaved("/c", "step-6", 6, 100, time=3.0, rank=0),
+        events.InputRequested(1, "name?", time=3.0, rank=0),
+        events.AttemptEnded(3.5, 1, "lost", 1),
+        events.ItemsPlanned(4.0, 2, 1, 9, 1),
+        events.SearchBegan(4.0, "loss", "min", (events.Searched("lr", 0.1), events.Searched("c", choices=("a",)))),
+        events.ItemStarted(4.1, 0, "x", 0, 1, {"lr": 0.5, "c": "a"}),
+        events.Metrics({"loss": 0.5}, step=1, time=4.2, rank=0),
+        events.ItemStarted(4.2, 1, "y", 1),
+        events.ItemEnded(4.3, 0, "finished", "1", metrics={"loss": 0.5}, curves=curves),
+        events.ItemEnded(4.4, 1, "failed", failure=failure),
+        events.SearchEnded(4.5, {"lr": 1.0}),
+        events.StreamBegan(5.0, "rate", ("model",)),
+        events.BatchEnded(5.1, 0, 100, training_s=0.5, saved=True),
+        events.LogsCut(6.0, 100, 7),
+    ]  # fmt: skip
+    after = RunRecord()
+    for event in [*story("x", ended=False), *more]:
+        after = apply(after, event)
+        line = snapshots.to_json(snapshots.Snapshot(after, is_cut=True))
+        assert line.encode().startswith(snapshots.BEGIN_OF_CUT)
+        assert snapshots.from_json(json.loads(line)) == snapshots.Snapshot(after, is_cut=True)
+    assert snapshots.from_json({"is_cut": False, "record": {"of a later version": 1}}).record == RunRecord()
 
 
 def test_a_run_that_an_older_version_saved():
@@ -308,9 +344,9 @@ def test_a_damaged_record(damage, at):
 def test_an_event_whose_line_is_damaged_may_be_needed_by_others():
     """If the event that began a run is lost, the events of its ranks are left out."""
     path = save("headless", story("headless")[1:]).path
-    record = run_store.load(path)
-    assert (record.size, record.outcome) == (0, "failed")
-    assert "damaged" in record.notices[-1].text
+    saved = run_store.load(path)
+    assert (saved.size, saved.outcome) == (0, "failed")
+    assert "damaged" in saved.notices[-1].text
 
 
 def test_an_empty_record():
@@ -362,7 +398,7 @@ def test_a_log_has_no_lines_of_bars_that_removed_themselves(capsys):
 @pytest.mark.parametrize("block", [1, 3, 7, 1_000])
 def test_only_the_end_of_a_long_log_is_read(monkeypatch, block, ending):
     """The last lines do not depend on how the file is read. The beginning of the file is not read."""
-    monkeypatch.setattr(run_store, "BLOCK_BYTES", block)
+    monkeypatch.setattr(rank_logs, "BLOCK_BYTES", block)
     path = save("long", story("long")[:1]).path
     lines = ["one\n", "\n", "two\r3\n", f"four{ending}"]
     (path / run_store.log_name(0)).write_text("".join(lines), newline="")
@@ -440,11 +476,16 @@ def test_how_much_is_kept_is_a_setting(monkeypatch):
     monkeypatch.setenv("SPARKRING_KEEP_GB", "0.0001")
     run_store.prune(newest=newest)
     assert [path.name for path in run_store.saved()] == ["run-5", "run-1"], "run-1 may be in progress"
-    for name, value in (("SPARKRING_KEEP_GB", "ten"), ("SPARKRING_KEEP_RUNS", "0"), ("SPARKRING_KEEP_RUNS", "1.5")):
+    for name, value in (
+        ("SPARKRING_KEEP_GB", "ten"),
+        ("SPARKRING_KEEP_RUN_MB", "-1"),
+        ("SPARKRING_KEEP_RUNS", "0"),
+        ("SPARKRING_KEEP_RUNS", "1.5"),
+    ):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             with pytest.raises(LaunchError, match=f"{name} must be a .*number .*, not '{value}'"):
-                run_store.RunFolder("another")
+                run_folder.RunFolder("another")
             run_store.prune()
     for number in range(4):
         save(f"small-{number}", story(f"small-{number}"))
@@ -471,6 +512,176 @@ def test_deleting_runs(capsys):
     assert [path.name for path in run_store.saved()] == ["killed"]
 
 
+class Killed(BaseException):
+    """The kernel is killed."""
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make all limits small, and compress only when a test asks for it."""
+    monkeypatch.setenv("SPARKRING_KEEP_RUN_MB", "0.02")
+    monkeypatch.setattr(run_folder, "SEGMENT_BYTES", 100)
+    monkeypatch.setattr(run_store, "END_BYTES", 500)
+    for name, value in (("RECENT_LINES", 40), ("TAIL_LINES", 10), ("METRICS_KEPT", 100)):
+        monkeypatch.setattr(record, name, value)
+    for module in (run_store, compression):
+        monkeypatch.setattr(module, "LOOKED_THROUGH_BYTES", 1_000)
+    monkeypatch.setattr(compression, "LARGE_FILE_BYTES", 500)
+    monkeypatch.setattr(recorder, "compress_in_background", lambda: None)
+
+
+def numbered(first: int, count: int) -> bytes:
+    return b"".join(b"line %d\n" % number for number in range(first, first + count))
+
+
+def recorded(run_id: str, found: Sequence[events.Event], *, size: int = 2) -> recorder.Recorder:
+    live = recorder.Recorder(Quiet(), events.RunStarted(1.0, run_id, "cell", "c", size, "local", "plain", "all"))
+    for event in found:
+        live.add([event])
+    return live
+
+
+def printed(count: int) -> list[events.Event]:
+    """Return events of two ranks that print `count` lines each, sometimes without the end of a line, and report."""
+    found: list[events.Event] = [events.RankStarted(1.0, rank, "h", rank) for rank in (0, 1)]
+    for at in range(0, count, 10):
+        data = numbered(at, 10)
+        for piece in (data[:25], data[25:]):
+            found += [events.Output("stdout", piece, time=2.0 + at, rank=rank) for rank in (0, 1)]
+        found.append(events.Metrics({"loss": float(at)}, step=at, time=2.0 + at, rank=0))
+    return found
+
+
+def assert_logs(path: Path, count: int, left_out_lines: int) -> None:
+    """Check that the first and the last lines are there, and that what is missing is counted right."""
+    missing = 0
+    for rank in (0, 1):
+        text = run_store.log(path, rank)
+        gap = re.search(r"… (\d+ B|[\d.]+ kB) \(([\d,]+) lines\) left out …\n", text)
+        assert gap is not None
+        begin, end = text[: gap.start()], text[gap.end() :]
+        lines = int(gap[2].replace(",", ""))
+        assert (begin + numbered(begin.count("\n"), lines).decode() + end).encode() == numbered(0, count)
+        missing += lines
+        assert begin.startswith("line 0\n")
+        every = text.splitlines(keepends=True)
+        for tail in (0, 1, 20, end.count("\n"), end.count("\n") + 1, len(every) - 1, len(every) + 1):
+            assert run_store.log(path, rank, tail) == "".join(every[max(0, len(every) - tail) :])
+    assert missing == left_out_lines
+
+
+def test_a_run_that_prints_and_reports_a_lot(small):
+    """The folder stays small while the run goes on. Its logs say what is missing, and its record is the live one."""
+    live = recorded("long", [])
+    path = Path(live.record.log_folder)
+    largest = 0
+    for event in printed(4_000):
+        live.add([event])
+        largest = max(largest, run_store.size_bytes(path))
+    assert live.record.left_out_lines > 4_000
+    assert largest < 20_000 + 90_000, "the logs, and the events with up to two records"
+    assert run_store.load(path) == live.record
+    assert_logs(path, 4_000, live.record.left_out_lines)
+    assert run_store.last(path) is None
+    assert len(list(run_store.told(path, events.Metrics))) == len(live.record.metrics)
+    assert "left out)" in describe.log_path(live.record)
+    assert sum("SPARKRING_KEEP_RUN_MB" in notice.text for notice in live.record.notices) == 1
+    ended = live.close("finished")
+    for _ in range(2):
+        assert run_store.load(path) == ended
+        assert_logs(path, 4_000, ended.left_out_lines)
+        assert run_store.last(path).outcome == "finished"
+        compression.compress(path)
+
+
+def test_only_runs_that_have_ended_are_compressed(small):
+    """A run that another kernel may still write is left alone, however long it has been silent."""
+    going = recorded("going", printed(200))
+    os.utime(Path(going.record.log_folder, run_store.EVENTS), (0, 0))
+    ended = save("ended", [events.RunStarted(1.0, "ended", "cell", "c", 2, "local", "plain", "all"), *printed(200)])
+    with (ended.path / run_store.EVENTS).open("a") as file:
+        file.write(events.to_json(events.RunFinished(9.0, "finished")) + "\n")
+    compression.compress_in_background().join()
+    assert (ended.path / "rank-0.log.gz").exists()
+    assert not any(Path(going.record.log_folder).glob("*.gz"))
+    going.close("finished")
+
+
+@pytest.mark.parametrize("kill", range(12))
+def test_a_kernel_that_is_killed_while_it_compresses(small, monkeypatch, kill):
+    """Whatever it has done, the run can be read, and is compressed later."""
+    monkeypatch.setenv("SPARKRING_KEEP_RUN_MB", "0.06")
+    live = recorded("long", printed(1_600))
+    live.close("finished")
+    path = Path(live.record.log_folder)
+    before = run_store.load(path), [run_store.log(path, rank) for rank in (0, 1)], run_store.data(path)
+    size_bytes = run_store.size_bytes(path)
+    left = kill
+
+    def counted(change):
+        def changed(*arguments, **options):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return change(*arguments, **options)
+
+        return changed
+
+    with monkeypatch.context() as patch:
+        for name in ("replace", "unlink"):
+            patch.setattr(Path, name, counted(getattr(Path, name)))
+        with pytest.raises(Killed):
+            compression.compress(path)
+    for _ in range(2):
+        after = run_store.load(path), [run_store.log(path, rank) for rank in (0, 1)], run_store.data(path)
+        assert after == before
+        assert run_store.last(path) == events.RunFinished(live.record.ended, "finished")
+        for part in path.glob("*.part"):
+            with pytest.raises(FileExistsError):
+                compression.compress(path)
+            os.utime(part, (0, 0))
+        compression.compress(path)
+    assert not list(path.glob("*.part"))
+    assert run_store.size_bytes(path) < size_bytes / 3
+
+
+def test_what_is_kept_of_the_logs_of_items(small):
+    """An item's log says what is missing from it, and has no output of another item in the same slot."""
+    found: list[events.Event] = [events.ItemsPlanned(1.0, 2), *(events.RankStarted(1.0, r, "h", r) for r in (0, 1))]
+    for item in range(60):
+        found.append(events.ItemStarted(2.0, item, f"item {item}", item % 2))
+        begin = numbered(1000 * item, 60)
+        found += [
+            events.Output("stdout", begin[at : at + 50], time=2.0, rank=item % 2) for at in range(0, len(begin), 50)
+        ]
+        found.append(events.ItemEnded(3.0, item, "finished"))
+    live = recorded("items", found)
+    path = Path(live.record.log_folder)
+    assert run_store.load(path) == live.record
+    assert run_store.item_log(path, 60) is None
+    assert run_store.item_log(path, 59).endswith("line 59058\nline 59059\n")
+    logs = [run_store.item_log(path, item) for item in range(60)]
+    assert all(logs)
+    for item, text in enumerate(logs):
+        own = numbered(1000 * item, 60).decode()
+        assert text == own or "left out …\n" in text
+        assert all(line in own for line in text.splitlines() if "left out" not in line)
+    assert "… earlier output left out …\n" in logs[10]
+
+
+def test_displays_that_are_replaced_leave_no_files(small):
+    """A figure that is drawn again and again fills neither the folder nor the record."""
+    shown = [
+        events.Displayed(number, "image/png", b"picture %d" % number, "", 9, True, time=2.0, rank=0)
+        for number in range(1, 9)
+    ]
+    live = recorded("shown", shown)
+    path = Path(live.record.log_folder)
+    assert [file.name for file in (path / run_store.DISPLAYS).iterdir()] == ["rank-0-8.png"]
+    assert run_store.load(path) == live.record
+
+
 def test_quick_cells_of_a_warm_gang_go_first(monkeypatch):
     """Many quick cells do not displace yesterday's training run. The newest runs stay, even if they are quick cells."""
     monkeypatch.setattr(run_store, "NEWEST", 3)
@@ -485,7 +696,7 @@ def test_quick_cells_of_a_warm_gang_go_first(monkeypatch):
 
 def test_a_full_disk_is_told_once(monkeypatch):
     """The first write that fails causes a notice. After that, nothing is written, and no error is raised."""
-    folder = run_store.RunFolder("full")
+    folder = run_folder.RunFolder("full")
     start, *rest = story("full")
     assert folder.write(start) is None
 
@@ -509,7 +720,7 @@ def test_a_home_that_is_not_absolute(monkeypatch, tmp_path):
     assert run_store.home() == tmp_path / "mine" / "runs"
     monkeypatch.setenv("SPARKRING_HOME", "here")
     monkeypatch.chdir(tmp_path)
-    folder = run_store.RunFolder("x")
+    folder = run_folder.RunFolder("x")
     monkeypatch.chdir("/")
     assert [folder.write(event) for event in story("x")] == [None] * len(story("x"))
     folder.close()
@@ -521,11 +732,11 @@ def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPARKRING_HOME", str(tmp_path / "file"))
     with pytest.raises((OSError, SparkringError)):
-        run_store.RunFolder("x")
+        run_folder.RunFolder("x")
 
 
 def test_a_home_that_cannot_be_written_to(monkeypatch):
     """If runs cannot be saved, one sentence names the folder and what to set."""
     monkeypatch.setenv("SPARKRING_HOME", os.devnull)
     with pytest.raises(SparkringError, match=r"cannot be saved in /dev/null/runs/.*Set SPARKRING_HOME"):
-        run_store.RunFolder("2026-01-01_00-00-00_aaaa")
+        run_folder.RunFolder("2026-01-01_00-00-00_aaaa")

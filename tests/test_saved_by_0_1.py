@@ -11,7 +11,7 @@ import pytest
 from versions import KERAS
 
 import sparkring
-from sparkring.history import run_store
+from sparkring.history import compression, run_store
 from sparkring.history.events import from_json
 from sparkring.views import html
 from sparkring.views.terminal import TerminalView
@@ -46,6 +46,19 @@ def test_a_failed_run(saved_runs):
     for shown in (html.panel(record, now=record.ended, final=True), text.getvalue()):
         assert "rank 1 has had enough" in shown
         assert "rank 1 step 3" in shown
+
+
+def test_compressed_runs(saved_runs, monkeypatch):
+    """Their records and logs are the same when their files have been compressed."""
+    before = [(run_store.load(path), run_store.log(path, 0), run_store.log(path, 1, 2)) for path in run_store.saved()]
+    for name in ("LARGE_FILE_BYTES", "END_BYTES", "LOOKED_THROUGH_BYTES"):
+        monkeypatch.setattr(compression, name, 1)
+    for path in run_store.saved():
+        compression.compress(path)
+        assert (path / "events-middle.jsonl.gz").exists()
+        assert not any(path.glob("*.log"))
+    after = [(run_store.load(path), run_store.log(path, 0), run_store.log(path, 1, 2)) for path in run_store.saved()]
+    assert after == before
 
 
 @pytest.mark.parametrize(

@@ -392,7 +392,7 @@ def test_a_quick_run_that_prints_much_says_where_the_rest_is(replayed):
             Output("stdout", printed, time=2.0, rank=0), RunFinished(1_700_000_000.1, "finished"), warm=True
         )
         page = bundle(record, now=NOW, final=True)["text/html"]
-        assert "earlier lines: /runs/a1b2/rank-N.log" in page
+        assert "earlier lines: /runs/a1b2/rank-N." in page
         assert len(page) < 190_000
         assert f"{count - 1} " in Elements(page).text
 

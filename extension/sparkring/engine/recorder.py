@@ -8,8 +8,10 @@ import warnings
 from collections.abc import Callable, Iterable
 
 from sparkring.history import events, record, run_store
+from sparkring.history.compression import compress_in_background
 from sparkring.history.events import Event
 from sparkring.history.record import RunRecord
+from sparkring.history.run_folder import RunFolder
 from sparkring.history.view import View
 
 
@@ -19,23 +21,29 @@ class Recorder:
     def __init__(self, view: View, started: events.RunStarted, notices: Iterable[str] = ()) -> None:
         self._view = view
         self._shows = True
-        self._folder = run_store.RunFolder(started.run_id)
+        self._folder = RunFolder(started.run_id)
         self.record = RunRecord(log_folder=str(self._folder.path))
         self.add([started])
         for notice in notices:
             self.notice(notice)
 
     def add(self, found: Iterable[Event]) -> None:
+        replaced: set[str] = set()
         for event in found:
             if isinstance(event, events.Displayed):
                 event = record.bounded(self.record, event)
             if isinstance(event, events.TimelinePart):
                 self.add(self._folder.take_timeline(event, len(self.record.attempts) or 1))
                 continue
-            self.record = record.apply(self.record, event)
+            before, self.record = self.record, record.apply(self.record, event)
+            if before.displays is not self.record.displays:
+                replaced |= set(map(run_store.display_name, before.displays))
             if (notice := self._folder.write(event)) is not None:
                 self.record = record.apply(self.record, notice)
         self._folder.flush()
+        if replaced:
+            self._folder.remove_displays(replaced - set(map(run_store.display_name, self.record.displays)))
+        self.record = self._folder.limit(self.record)
         if self._shows:
             self._show(self._view.refresh)
 
@@ -69,4 +77,6 @@ class Recorder:
         # Even after an error, because the panel would otherwise show the run as still running.
         self._show(self._view.close)
         run_store.prune(slack=run_store.SLACK, newest=self._folder.path)
+        if self._folder.has_large_files:
+            compress_in_background()
         return self.record

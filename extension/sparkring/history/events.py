@@ -390,6 +390,14 @@ class Notice(NamedTuple):
     until: Until = ""
 
 
+class LogsCut(NamedTuple):
+    """The logs of the run have become too large: this many bytes and lines in the middle of logs have been removed."""
+
+    time: float
+    size_bytes: int
+    lines: int
+
+
 class RunFinished(NamedTuple):
     """The run is over; `failed_rank` is the rank whose failure ended the run."""
 
@@ -403,7 +411,15 @@ RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankE
 StreamEvent = StreamBegan | BatchEnded
 ItemEvent = ItemsPlanned | ItemStarted | ItemEnded | SearchBegan | SearchEnded
 RunEvent = (
-    RunStarted | AttemptStarted | AttemptEnded | MemberJoined | ModelGpuUsed | TimelineSaved | Notice | RunFinished
+    RunStarted
+    | AttemptStarted
+    | AttemptEnded
+    | MemberJoined
+    | ModelGpuUsed
+    | TimelineSaved
+    | Notice
+    | LogsCut
+    | RunFinished
 )
 Event = RankEvent | ItemEvent | StreamEvent | RunEvent
 
@@ -418,31 +434,38 @@ def is_known(kind: str) -> bool:
 
 def to_json(event: Event, **more: Any) -> str:
     """Return the event as JSON, with its type and the fields `more`, but without `data`, which is saved separately."""
-    found = {name: _plain(value) for name, value in event._asdict().items() if name != "data"}
+    found = {name: plain(value) for name, value in event._asdict().items() if name != "data"}
     return json.dumps({"type": type(event).__name__, **found, **more})
 
 
-def _plain(value: Any) -> Any:
-    """Return the value for JSON: named tuples become dicts, except Pieces, which stay tuples to save space."""
+def plain(value: Any) -> Any:
+    """Return the value for JSON: named tuples become dicts, except Pieces, which stay tuples to save space.
+
+    Bytes become text with one character for each byte, and mappings whose keys are tuples become pairs.
+    """
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, Mapping) and any(isinstance(key, tuple) for key in value):
+        return [[key, plain(each)] for key, each in value.items()]
     if not isinstance(value, tuple) or isinstance(value, Piece):
         return value
     named = value._asdict() if hasattr(value, "_asdict") else None
-    return list(map(_plain, value)) if named is None else {name: _plain(each) for name, each in named.items()}
+    return list(map(plain, value)) if named is None else {name: plain(each) for name, each in named.items()}
 
 
 def from_json(found: dict[str, Any]) -> Event:
     """Return the event that to_json() wrote; unknown fields are ignored. Any `data` must have been added to `found`."""
     kind: Any = _BY_NAME[found["type"]]
-    event: Event = _converter(kind)(found)
+    event: Event = converter(kind)(found)
     return event
 
 
 @functools.cache
-def _converter(hint: Any) -> Callable[[Any], Any]:
-    """Return a function that makes a value of type `hint` from JSON, in which tuples have become lists and dicts."""
+def converter(hint: Any) -> Callable[[Any], Any]:
+    """Return a function that makes a value of type `hint` from what plain() returned and JSON has changed to lists."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hasattr(hint, "_fields"):
-        fields = {name: _converter(field) for name, field in get_type_hints(hint).items()}
+        fields = {name: converter(field) for name, field in get_type_hints(hint).items()}
 
         def make(found: Any) -> Any:
             if isinstance(found, list):  # a Piece
@@ -452,13 +475,17 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
 
         return make
     if origin is tuple:
-        convert_item = _converter(arguments[0])
+        convert_item = converter(arguments[0])
         return lambda found: tuple(map(convert_item, found))
     if origin is Mapping:
-        convert_value = _converter(arguments[1])
+        convert_value = converter(arguments[1])
+        if get_origin(arguments[0]) is tuple:
+            return lambda found: {tuple(key): convert_value(each) for key, each in found}
         return lambda found: {name: convert_value(each) for name, each in found.items()}
+    if hint is bytes:
+        return lambda found: found if isinstance(found, bytes) else found.encode("latin-1")
     if types.NoneType in arguments:
-        convert = _converter(arguments[0])
+        convert = converter(arguments[0])
         return lambda found: None if found is None else convert(found)
     return lambda found: found
 

@@ -32,6 +32,7 @@ ATTEMPT_LINES = 20  # if a rank's failure ends an attempt, this many of the rank
 SAMPLES_KEPT, SAMPLES_OF_ALL = 60, 1_920  # how many Samples are kept for each rank, and for all ranks together
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this before it ends is shown in pieces
+LARGE_FILE_BYTES = 250_000  # when a run has ended, its files of at least this size are compressed
 QUICK_S = 1.0  # a cell that finishes on a warm gang in less time is quick
 STACK_HOLDS_S = 1.0  # a stack is kept at least this long; otherwise, the next output of the rank would remove it
 
@@ -209,6 +210,8 @@ class RunRecord(NamedTuple):
     message: str = ""
     failed_rank: int | None = None
     log_folder: str = ""
+    left_out_bytes: int = 0  # of the logs
+    left_out_lines: int = 0
     items: ItemsRecord | None = None  # None if the run does not consist of independent items
     stream: StreamRecord | None = None  # None if the run does not train on a stream
     model_gpus: tuple[events.ModelGpuUsed, ...] = ()  # the last report of each GPU of a query's model processes
@@ -271,6 +274,8 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return record._replace(timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
         case events.Notice():
             return _noticed(record, event)
+        case events.LogsCut():
+            return _logs_cut(record, event)
         case events.ItemsPlanned():
             return record._replace(items=item_records.planned(record.items, event))
         case events.ItemStarted() | events.ItemEnded():
@@ -395,6 +400,14 @@ def _with_failed_commands(record: RunRecord, time: float) -> RunRecord:
 
 def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
     return record._replace(notices=(*record.notices, notice)[-NOTICES_KEPT:])
+
+
+def _logs_cut(record: RunRecord, event: events.LogsCut) -> RunRecord:
+    if not record.left_out_bytes:
+        text = "the ranks print more than is kept, so the middle of their logs is left out"
+        record = _noticed(record, events.Notice(event.time, f"{text} (SPARKRING_KEEP_RUN_MB sets how much is kept)."))
+    left_out_bytes = record.left_out_bytes + event.size_bytes
+    return record._replace(left_out_bytes=left_out_bytes, left_out_lines=record.left_out_lines + event.lines)
 
 
 def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecord) -> RunRecord:

@@ -5,11 +5,14 @@
                          says where in the log. Of frequent events (reading progress, use of GPUs and machines), only
                          the newest event of each reader, GPU and rank is stored, every PROGRESS_EVERY_S seconds.
                          The use of machines is stored less often as the run goes on
-        rank-0.log …     everything that each rank wrote to stdout and stderr, in order of arrival
+                         If the file becomes too large, it is replaced by its beginning and a snapshot of the record
+        rank-0.log …     what each rank wrote to stdout and stderr, in order of arrival (rank_logs.py)
         displays/        what the ranks displayed: rank-0-1.png is rank 0's first display in attempt 1,
                          attempt-2-rank-0-1.png its first display in attempt 2
         timeline.json    Horovod's timeline, if there is one; attempt 2's timeline is timeline-2.json
         tensorboard/     the metrics, after %runs RUN --tensorboard
+
+When a run has ended, its large files are compressed (compression.py).
 
 Only the user can read the folder (mode 0700). The newest runs are kept, as many as kept_runs() says, and as long as
 they are not larger than kept_bytes() together. A run in progress is never removed.
@@ -18,7 +21,7 @@ they are not larger than kept_bytes() together. A run in progress is never remov
 from __future__ import annotations
 
 import contextlib
-import io
+import gzip
 import itertools
 import json
 import os
@@ -28,23 +31,28 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from sparkring.errors import LaunchError, OptionsError
-from sparkring.history import events
-from sparkring.history.events import Notice, RunStarted, TimelineSaved
-from sparkring.history.horovod_timeline import Arriving
-from sparkring.history.record import QUICK_S, RunRecord, apply, samples_kept
+from sparkring.history import events, snapshots
+from sparkring.history.events import Notice, RunStarted
+from sparkring.history.rank_logs import LogReader, left_out
+from sparkring.history.rank_logs import log as log
+from sparkring.history.rank_logs import log_name as log_name
+from sparkring.history.record import QUICK_S, RunRecord, apply
+from sparkring.history.snapshots import Snapshot
 
 KEEP = 100  # unless SPARKRING_KEEP_RUNS is set
 KEEP_GB = 10.0  # unless SPARKRING_KEEP_GB is set
+KEEP_RUN_MB = 200.0  # unless SPARKRING_KEEP_RUN_MB is set
 LARGE_BYTES = 1_000_000  # the size of all runs is looked at when a run of at least this size has ended
 NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
 # Old runs are removed only when there are this many too many. If old runs were removed after each cell of a warm gang,
 # a quarter of the time would be spent on this.
 SLACK = 20
-PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
+MIDDLE = "events-middle.jsonl.gz"  # the lines of EVENTS that are replaced by MIDDLE_LINE when a run has ended
+MIDDLE_LINE = b'{"type": "Compressed"}\n'
 DISPLAYS = "displays"
 # The file suffixes that differ from the MIME subtype.
 _SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}
@@ -52,7 +60,8 @@ _SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}
 # opened early in a run.
 LOOKED_THROUGH_BYTES = 256 * 1024
 DATA_LINES = 200
-BLOCK_BYTES = 1024 * 1024  # how much of the end of a log is read at once
+END_BYTES = 64 * 1024  # the last event is within this many bytes of the end
+_IS_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+").fullmatch
 ABANDONED_AFTER_S = 24 * 3600  # an unfinished run whose events have not changed for this long is not running
 
 
@@ -72,10 +81,12 @@ def kept_runs() -> int:
 
 def kept_bytes() -> float:
     """Return how many bytes all runs together may have. Raise LaunchError if the setting is not a number."""
-    return (
-        _setting("SPARKRING_KEEP_GB", KEEP_GB, "a number of gigabytes", re.compile(r"\d+(\.\d*)?|\.\d+").fullmatch)
-        * 1e9
-    )
+    return _setting("SPARKRING_KEEP_GB", KEEP_GB, "a number of gigabytes", _IS_NUMBER) * 1e9
+
+
+def kept_run_bytes() -> float:
+    """Return how many bytes the logs of one run may have. Raise LaunchError if the setting is not a number."""
+    return _setting("SPARKRING_KEEP_RUN_MB", KEEP_RUN_MB, "a number of megabytes", _IS_NUMBER) * 1e6
 
 
 def _setting(name: str, default: float, what: str, is_valid: Callable[[str], object]) -> float:
@@ -90,164 +101,6 @@ def _setting(name: str, default: float, what: str, is_valid: Callable[[str], obj
 Kind = TypeVar("Kind", bound=events.Event)
 
 
-class RunFolder:
-    """Writes one run to its folder. After an error, it writes nothing more and reports this once; the run goes on."""
-
-    def __init__(self, run_id: str) -> None:
-        kept_runs(), kept_bytes()  # refuse settings that are not valid before the ranks start
-        self.path = home() / run_id
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.path.mkdir(mode=0o700)
-            self._events = (self.path / EVENTS).open("a", encoding="utf-8")
-        except OSError as error:
-            raise LaunchError(
-                f"the run's record cannot be saved in {self.path}: {error.strerror or error}. Set SPARKRING_HOME to a "
-                "writable folder."
-            ) from error
-        self._logs: dict[int, IO[bytes]] = {}
-        # Frequent events that have not been written yet: only the newest event of each reader and of each GPU.
-        self._later: dict[tuple[object, ...], events.Event] = {}
-        self._due = 0.0
-        # In the same way, the newest event of each rank about its use of the machine.
-        self._used: dict[int, events.RankUsed] = {}
-        self._used_due = 0.0
-        self._began, self._size = 0.0, 1  # of the current attempt
-        self._timeline: tuple[int, Arriving] | None = None  # an attempt's number, and its unfinished timeline
-        self._broken: str | None = None
-        self._closed = False
-        self._told = False
-
-    def write(self, event: events.Event) -> Notice | None:
-        """Save one event. Return a Notice the first time that saving fails. After close(), nothing is saved."""
-        if self._closed:
-            return None
-        if self._broken is None:
-            try:
-                self._write(event)
-            except OSError as error:
-                self._broken = error.strerror or str(error)
-        if self._broken is None or self._told:
-            return None
-        self._told = True
-        return Notice(
-            event.time,
-            f"this run's record and logs end here: {self._broken} ({self.path}). The run continues. Free up some "
-            "space, or set SPARKRING_HOME to another folder.",
-        )
-
-    def flush(self) -> None:
-        """Make what was written visible to other processes."""
-        if self._closed:
-            return
-        try:
-            for file in self._files():
-                file.flush()
-        except OSError as error:
-            self._broken = self._broken or error.strerror or str(error)
-
-    def close(self) -> None:
-        self._closed = True
-        try:
-            if self._broken is None:
-                self._catch_up()
-        except OSError:
-            pass  # closing the files below will fail, too
-        for file in self._files():
-            try:
-                file.close()
-            except OSError:
-                pass  # write() or flush() has noted the error already
-
-    def take_timeline(self, part: events.TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
-        """Save a piece of an attempt's timeline. Return what to report if the timeline is complete or saving fails."""
-        found: list[TimelineSaved | Notice] = []
-        if self._timeline is not None and self._timeline[0] != attempt:
-            found += self.end_timeline(part.time)
-        try:
-            if self._timeline is None:
-                if part.last and not Arriving.holds_any(part.data):
-                    return [Notice(part.time, "no timeline: Horovod starts one only when rank 0 calls hvd.init().")]
-                self._timeline = attempt, Arriving((self.path / timeline_name(attempt)).open("w", encoding="utf-8"))
-            self._timeline[1].add(part.data)
-        except OSError as error:
-            problem = f"the timeline could not be saved in {self.path}: {error.strerror or error}"
-            found.append(Notice(part.time, problem))
-            part = part._replace(last=True)
-        if part.last:
-            found += self.end_timeline(part.time, whole=True, cut=part.cut)
-        return found
-
-    def end_timeline(self, time: float, *, whole: bool = False, cut: int = 0) -> list[TimelineSaved | Notice]:
-        """Close the timeline that is being saved, if any. Return its summary, or a Notice if it cannot be saved."""
-        if self._timeline is None:
-            return []
-        (attempt, arriving), self._timeline = self._timeline, None
-        try:
-            return [arriving.end(time, timeline_name(attempt), attempt, whole=whole, cut=cut)]
-        except OSError as error:
-            return [Notice(time, f"the timeline could not be saved in {self.path}: {error.strerror or error}")]
-
-    def _files(self) -> list[IO[Any]]:
-        return [*self._logs.values(), self._events]
-
-    def _write(self, event: events.Event) -> None:
-        match event:
-            case events.DataRead(done=True):
-                self._later.pop((events.DataRead, event.rank, event.reader), None)
-                self._append(event)
-            case events.DataRead():
-                self._later[events.DataRead, event.rank, event.reader] = event
-            case events.DataPlanned():
-                self._later[events.DataPlanned, event.rank, event.reader] = event
-            case events.GpuUsed():
-                self._later[events.GpuUsed, event.rank, event.address] = event
-            case events.RankUsed():
-                self._used[event.rank] = event
-            case events.RunStarted() | events.AttemptStarted():
-                self._catch_up()  # the ranks of the next attempt may be fewer
-                self._append(event)
-                self._began, self._size = event.time, event.size
-            case events.ModelGpuUsed():
-                self._later[events.ModelGpuUsed, event.host, event.gpu.address] = event
-            case events.RunFinished():
-                self._catch_up()
-                self._append(event)
-            case _:
-                self._append(event)
-        if self._later and event.time >= self._due:
-            self._store(self._later)
-            self._due = event.time + PROGRESS_EVERY_S
-        if self._used and event.time >= self._used_due:
-            self._store(self._used)
-            # The longer the run, the longer the pause: the record would drop most of the earlier events.
-            pause_s = (event.time - self._began) / samples_kept(self._size)
-            self._used_due = event.time + max(PROGRESS_EVERY_S, pause_s)
-
-    def _catch_up(self) -> None:
-        self._store(self._later)
-        self._store(self._used)
-
-    def _store(self, later: dict[Any, Any]) -> None:
-        for event in later.values():
-            self._append(event)
-        later.clear()
-
-    def _append(self, event: events.Event) -> None:
-        more: dict[str, Any] = {}
-        if isinstance(event, events.Output):
-            log = self._logs.get(event.rank)
-            if log is None:
-                log = self._logs[event.rank] = (self.path / log_name(event.rank)).open("ab")
-            more = {"start": log.tell(), "size": len(event.data)}
-            log.write(event.data)
-        if isinstance(event, events.Displayed) and event.data:
-            more = {"file": display_name(event)}
-            (self.path / DISPLAYS).mkdir(exist_ok=True, mode=0o700)
-            (self.path / DISPLAYS / more["file"]).write_bytes(event.data)
-        self._events.write(events.to_json(event, **more) + "\n")
-
-
 def new_id() -> str:
     """Return the id of a new run: the local time, five hex digits for the fraction of the second, and a random digit.
 
@@ -257,11 +110,6 @@ def new_id() -> str:
     now = time.time()
     fraction = int(now % 1 * 0x10_0000)
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.localtime(now))}_{fraction:05x}{secrets.token_hex(1)[0]}"
-
-
-def log_name(rank: int) -> str:
-    """Return the name of a rank's log file in a run's folder."""
-    return f"rank-{rank}.log"
 
 
 def display_name(display: events.Displayed) -> str:
@@ -277,47 +125,36 @@ def timeline_name(attempt: int) -> str:
     return "timeline.json" if attempt == 1 else f"timeline-{attempt}.json"
 
 
-def log(path: Path, rank: int, tail: int | None = None) -> str:
-    """Return what a rank wrote to stdout and stderr, in order of arrival. Invalid bytes appear as \\xNN.
-
-    If `tail` is not None, return only the last `tail` lines.
-    """
-    file = path / log_name(rank)
-    if not file.exists():
-        return ""
-    return (file.read_bytes() if tail is None else _last_lines(file, tail)).decode("utf-8", "backslashreplace")
-
-
-def _last_lines(path: Path, count: int) -> bytes:
-    """Return the last lines of a file, without reading the rest of it: a log may be larger than the memory."""
-    blocks: list[bytes] = []
-    ends = 0  # the number of newlines in `blocks`; if there are more than `count`, `blocks` has all of the last lines
-    with path.open("rb") as file:
-        begin = file.seek(0, os.SEEK_END)
-        while begin > 0 and ends <= count:
-            begin, end = max(0, begin - BLOCK_BYTES), begin
-            file.seek(begin)
-            blocks.append(file.read(end - begin))
-            ends += blocks[-1].count(b"\n")
-    lines = io.BytesIO(b"".join(blocks[::-1])).readlines()
-    return b"".join(lines[max(0, len(lines) - count) :])
-
-
 def item_log(path: Path, item: int) -> str | None:
-    """Return what the ranks wrote while they ran the item, in all attempts; None if no such item has started."""
-    found: list[bytes] = []
-    ranks, each, has_started = range(0), 1, False
-    for event in _events(path):
-        match event:
-            case events.ItemsPlanned():
-                each = event.ranks_each
-            case events.ItemStarted(item=number) if number == item:
-                ranks, has_started = range(event.slot * each, (event.slot + 1) * each), True
-            case events.ItemEnded(item=number) if number == item:
-                ranks = range(0)
-            case events.Output() if event.rank in ranks:
-                found.append(event.data)
-    return b"".join(found).decode("utf-8", "backslashreplace") if has_started else None
+    """Return what the ranks wrote while they ran the item, in all attempts; None if no such item has started.
+
+    Lines say how much is no longer kept.
+    """
+    written: list[bytes] = []
+    ranks, each, has_started, is_over, missing = range(0), 1, False, False, 0
+    with contextlib.closing(LogReader(path)) as logs:
+        for found in filter(None, _lines(path)):
+            match event := _event(found, path, logs):
+                case events.ItemsPlanned():
+                    each = event.ranks_each
+                case events.ItemStarted(item=number) if number == item:
+                    ranks, has_started = range(event.slot * each, (event.slot + 1) * each), True
+                case events.ItemEnded(item=number) if number == item:
+                    ranks, is_over = range(0), event.ending != "again"
+                case Snapshot(record, is_cut=True) if record.items is not None and not is_over:
+                    if item <= max((known.item for known in record.items.known), default=-1):
+                        has_started = True
+                        written.append("… earlier output left out …\n".encode())
+                    slot = next((running.slot for running in record.items.running if running.item == item), None)
+                    ranks = range(0) if slot is None else range(slot * each, (slot + 1) * each)
+                case events.Output() if event.rank in ranks:
+                    if missing and event.data:
+                        written.append(left_out(missing))
+                        missing = 0
+                    written.append(event.data)
+                    missing += found["size"] - len(event.data)
+    written += [left_out(missing)] if missing else []
+    return b"".join(written).decode("utf-8", "backslashreplace") if has_started else None
 
 
 def saved() -> list[Path]:
@@ -367,48 +204,57 @@ def load(path: Path) -> RunRecord:
 
     Damaged events, and events that need them, are left out, too. A notice then says that the record is damaged.
     """
-    record, is_damaged, now = RunRecord(log_folder=str(path)), False, 0.0
-    for event in _events(path):
+    record, is_damaged, now = RunRecord(), False, 0.0
+    for event in _events(path, _last_line(path, snapshots.BEGIN)):
         try:
             if event is None:
                 is_damaged = True
+            elif isinstance(event, Snapshot):
+                record = event.record
             else:
                 record, now = apply(record, event), getattr(event, "time", now)
         except Exception:  # which error it is depends on the events that are missing
             is_damaged = True
+    record = record._replace(log_folder=str(path))
     if not is_damaged:
         return record
     text = f"this run's record is damaged, and the damaged part is not shown: {path / EVENTS}"
     return apply(record, Notice(now, text))
 
 
-def _events(path: Path) -> Iterator[events.Event | None]:
-    """Yield the events of a saved run, with None for each damaged event."""
-    logs: dict[int, IO[bytes]] = {}
-    try:
-        for found in _lines(path):
-            yield None if found is None else _event(found, path, logs)
-    finally:
-        for file in logs.values():
-            file.close()
+def _events(path: Path, begin: int = 0) -> Iterator[events.Event | Snapshot | None]:
+    """Yield the events and snapshots of a saved run, from the line `begin` on, with None for each damaged one."""
+    with contextlib.closing(LogReader(path)) as logs:
+        for found in _lines(path, begin):
+            event = None if found is None else _event(found, path, logs)
+            # A display whose file has been removed was replaced by a later one.
+            if not (isinstance(event, events.Displayed) and not event.data and found and found.get("file")):
+                yield event
 
 
-def _event(found: dict[str, Any], path: Path, logs: dict[int, IO[bytes]]) -> events.Event | None:
-    """Return the event of a line, with its data; None if the line is damaged. `logs` are the open logs, by rank."""
+def _event(found: dict[str, Any], path: Path, logs: LogReader) -> events.Event | Snapshot | None:
+    """Return the event of a line, with its data; None if the line is damaged."""
     try:
-        if found["type"] == "Output":
-            rank = found["rank"]
-            if rank not in logs:
-                whole = path / log_name(rank)
-                logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # no log if the disk was full
-            logs[rank].seek(found["start"])
-            found["data"] = logs[rank].read(found["size"])
+        if found["type"] == snapshots.KIND:
+            return _with_displays(snapshots.from_json(found), path)
+        if found["type"] == events.Output.__name__:
+            found["data"] = logs.read(found["rank"], found["start"], found["size"])
         if found["type"] == events.Displayed.__name__:
-            shown = path / DISPLAYS / Path(found.get("file", "")).name
-            found["data"] = shown.read_bytes() if shown.is_file() else b""
-    except (KeyError, TypeError, ValueError):
+            found["data"] = _shown(path, found.get("file", ""))
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
     return _without_data(found)
+
+
+def _with_displays(snapshot: Snapshot, path: Path) -> Snapshot:
+    displays = (each._replace(data=_shown(path, display_name(each))) for each in snapshot.record.displays)
+    record = snapshot.record._replace(displays=tuple(each for each in displays if each.data))
+    return snapshot._replace(record=record)
+
+
+def _shown(path: Path, name: str) -> bytes:
+    file = path / DISPLAYS / Path(name).name
+    return file.read_bytes() if file.is_file() else b""
 
 
 def _without_data(found: dict[str, Any] | None) -> events.Event | None:
@@ -419,25 +265,50 @@ def _without_data(found: dict[str, Any] | None) -> events.Event | None:
         return None
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the events as JSON, without those whose kind only a newer version knows. Yield None for a damaged line."""
-    with (path / EVENTS).open(encoding="utf-8", errors="replace") as file:
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a run's events, including those that are compressed."""
+    with (path / EVENTS).open("rb") as file:
         for line in file:
-            try:
-                found = json.loads(line)
-                is_known = events.is_known(found["type"])
-            except (KeyError, TypeError, ValueError):
-                if line.endswith("\n"):  # otherwise, the driver was killed while it was writing this line
-                    yield None
-                continue
-            if is_known:
-                yield found
+            if line == MIDDLE_LINE:
+                with gzip.open(path / MIDDLE) as middle:
+                    yield from middle
+            else:
+                yield line
+
+
+def _last_line(path: Path, begin: bytes) -> int:
+    """Return the number of the last line of a run's events that begins in this way, counted from 0; 0 if none does."""
+    return max((number for number, line in enumerate(_raw_lines(path)) if line.startswith(begin)), default=0)
+
+
+def _lines(path: Path, begin: int = 0) -> Iterator[dict[str, Any] | None]:
+    """Yield the events and snapshots as JSON, from the line `begin` on, without those that only a newer version knows.
+
+    Yield None for a damaged line.
+    """
+    for line in itertools.islice(_raw_lines(path), begin, None):
+        try:
+            found = json.loads(line.decode("utf-8", "replace"))
+            is_known = events.is_known(found["type"]) or found["type"] == snapshots.KIND
+        except (KeyError, TypeError, ValueError):
+            if line.endswith(b"\n"):  # otherwise, the driver was killed while it was writing this line
+                yield None
+            continue
+        if is_known:
+            yield found
 
 
 def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:
-    """Yield the events of one kind in a saved run, in order of arrival."""
-    for found in _lines(path):
-        if found and found["type"] == kind.__name__ and isinstance(event := _without_data(found), kind):
+    """Yield the events of one kind in a saved run, in order of arrival.
+
+    Of metrics and attempts whose events are no longer saved, yield those that the record has kept.
+    """
+    for found in _lines(path, _last_line(path, snapshots.BEGIN_OF_CUT)):
+        if found and found["type"] == snapshots.KIND and found["is_cut"]:
+            record = snapshots.from_json(found).record
+            begun = [events.AttemptStarted(each.started, each.number, each.size) for each in record.attempts]
+            yield from (each for each in (*begun, *record.metrics) if isinstance(each, kind))
+        elif found and found["type"] == kind.__name__ and isinstance(event := _without_data(found), kind):
             yield event
 
 
@@ -471,7 +342,7 @@ def data(path: Path) -> list[str]:
 def last(path: Path) -> events.RunFinished | None:
     """Return the event with which a saved run ended; None if the run has not ended, or if its driver was killed."""
     with (path / EVENTS).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
         tail = file.read().splitlines()
     for line in reversed(tail[-2:]):
         try:

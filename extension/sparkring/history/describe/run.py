@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sparkring.history.describe.text import counted, first_line, rank_list, size
 from sparkring.history.events import GpuUsed, InputRequested, RankUsed
 from sparkring.history.lines import plain
-from sparkring.history.record import QUICK_S, RunRecord
+from sparkring.history.record import LARGE_FILE_BYTES, QUICK_S, RunRecord
 from sparkring.runtime.kernel import in_notebook
 
 _RANKS_CHARACTERS = 40
@@ -104,12 +104,19 @@ def usage_words(used: RankUsed | None) -> str:
 
 
 def log_path(record: RunRecord, rank: int | None = None) -> str:
-    """Return the path of the whole log of `rank`; '' if the run is not saved.
+    """Return the path of the whole log of `rank`, and what has been left out of the logs; '' if the run is not saved.
 
-    If `rank` is None, return a pattern for the paths of all ranks' logs.
+    If `rank` is None, return a pattern for the paths of all ranks' logs. It is a pattern for a rank, too, if the log is
+    so large that it may be compressed or have several files.
     """
-    name = "rank-N.log" if rank is None else f"rank-{rank}.log"
-    return f"{record.log_folder}/{name}" if record.log_folder else ""
+    if not record.log_folder:
+        return ""
+    those = record.ranks if rank is None else record.ranks[rank : rank + 1]
+    end = "*" if any(each.size_bytes >= LARGE_FILE_BYTES for each in those) else "log"
+    path = f"{record.log_folder}/rank-{'N' if rank is None else rank}.{end}"
+    if not record.left_out_bytes:
+        return path
+    return f"{path} ({size(record.left_out_bytes)}, {counted(record.left_out_lines, 'line')}, left out)"
 
 
 def whole_log(record: RunRecord, rank: int | None = None) -> str:
