@@ -359,7 +359,7 @@ def pack(
         pickler = _Pickler(stream, namespace, stays, memory, keras_parts)
         if held is not None:
             pickler = _SharingPickler(stream, namespace, stays, memory, keras_parts)
-            pickler.place_of = functools.partial(_place_of, held, values)
+            pickler.place_of = functools.partial(held.place_of, without=values)
         elif after is not None:
             pickler = _SharingPickler(stream, namespace, stays, memory, keras_parts)
             pickler.go_on(after)
@@ -414,11 +414,6 @@ def pack(
 def _changes(held: RemoteNames | None, without: Container[str]) -> collections.deque[tuple[str, Any, str]]:
     changes = {} if held is None else held.changes()
     return collections.deque((name, change, "") for name, change in changes.items() if name not in without)
-
-
-def _place_of(held: RemoteNames, values: Container[str], value: object) -> Place | None:
-    place = held.place_of(value)
-    return None if place is None or place.name in values else place
 
 
 def pack_call(
