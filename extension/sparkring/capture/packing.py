@@ -44,7 +44,7 @@ from sparkring.capture.picklability import (
 from sparkring.capture.reducers import reducers_for
 from sparkring.capture.reducers.base import Reducer
 from sparkring.capture.reducers.memory import Block, Memory
-from sparkring.capture.reducers.standard import is_made_by_code, make_class
+from sparkring.capture.reducers.standard import attributes_of_members, is_made_by_code, make_class, set_members
 from sparkring.capture.reducers.tensorflow import (
     Part,
     is_model,
@@ -177,6 +177,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 if is_made_by_code(value) and isinstance(reduced[1][3], dict):  # not an enumeration
                     make, arguments, *state = reduced
                     reduced = make_class, (make, *arguments), *state
+                elif attributes := attributes_of_members(value):
+                    *made, set_state = reduced
+                    reduced = *made, functools.partial(set_members, set_state, attributes)
             if (names := registered_names(value)) and len(reduced) == 6:
                 *made, set_state = reduced
                 reduced = *made, functools.partial(set_registered, set_state, names)
