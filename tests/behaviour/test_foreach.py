@@ -115,6 +115,8 @@ def test_items_share_objects_with_captured_names(pools):
     own = [[True, False, False, [False] * 2], [False, True, False, [False] * 2], [False, False, True, [False, True]]]
     assert pools.run("v in [NONE, plain, data]", cell).values == own
     assert pools.run("v in zip([NONE, plain])", "v[0] is NONE, v[0] is plain").values == [(True, False), (False, True)]
+    for items in ("enumerate(datas)", "zip(range(2), datas)", "collections.OrderedDict(enumerate(datas)).items()"):
+        assert pools.run(f"at, v in {items}", "v is datas[at]").values == [True] * 2
 
     def function(value: Any) -> Any:
         return labels[value["v"]]

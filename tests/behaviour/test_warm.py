@@ -186,6 +186,90 @@ def test_changes_in_place_reach_the_ranks(shared_gang):
     assert gang.values("hasattr(CFG, 'lr'), hasattr(slots, 'b')") == [(False, False)] * 3
 
 
+CHANGES = {
+    "a base class": (
+        "class Base:\n    lr = 1\nclass CFG(Base): pass\ncfg = CFG()",
+        "CFG.lr, cfg.lr",
+        "Base.lr = 2",
+    ),
+    "the bases of a class": (
+        "class A:\n    v = 1\nclass B:\n    v = 2\nclass C(A): pass\nc = C()",
+        "C.v, c.v",
+        "C.__bases__ = (B,)",
+    ),
+    "a metaclass": (
+        "class Meta(type):\n    k = 1\nclass A(metaclass=Meta): pass\na = A()",
+        "A.k, type(a).k",
+        "Meta.k = 2",
+    ),
+    "the text of a function": ("def f(x: int): 'old'", "f.__doc__, f.__annotations__", "f.__doc__ = 'new'"),
+    "the name of a class": ("class A: pass\na = A()", "type(a).__name__", "A.__name__ = 'B'"),
+    "the order of a dict": ("d = {'a': object(), 'b': object()}", "list(d)", "d['a'] = d.pop('a')"),
+    "the factory of a dict": (
+        "import collections\nd = collections.defaultdict(list, a=object())",
+        "d.default_factory",
+        "d.default_factory = dict",
+    ),
+    "a list that is two parts": (
+        "from types import SimpleNamespace\ns = [1]\no = SimpleNamespace(a=s, b=SimpleNamespace(c=s))",
+        "o.a, o.b.c, o.a is o.b.c",
+        "s.append(2)",
+    ),
+    "a part that becomes another": (
+        "from types import SimpleNamespace\no = SimpleNamespace(a=[1], b=[1])",
+        "o.a, o.b, o.a is o.b",
+        "o.b = o.a",
+    ),
+    "a computed value that is out of date": (
+        "import functools\nclass A:\n    b = 1\n    @functools.cached_property\n    def c(self): return self.b\n"
+        "a = A()\na.c",
+        "a.c",
+        "a.b = 2\ndel a.c",
+    ),
+    "a module that the notebook has made": ("import types\nm = types.ModuleType('m')\nm.x = 1", "m.x", "m.x = 2"),
+}
+
+
+@pytest.mark.any_launcher
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_in_place_reaches_the_ranks(shared_gang, what):
+    """The next cell sees what the notebook sees."""
+    setup, look, change = CHANGES[what]
+    for code in (setup, change):
+        shared_gang.define(code)
+        assert shared_gang.values(f"({look})", 0) == [eval(look, shared_gang.notebook)]
+        assert not shared_gang.view.record.notices
+
+
+@pytest.mark.any_launcher
+@pytest.mark.parametrize(
+    ("value", "train", "change", "look"),
+    [
+        ("[Thing()]", "x[0].steps = 5", "x.append(Thing())", "x[0].steps, x[1].steps"),
+        ("[Thing()]", "x[0].steps = 5", "x.insert(0, Thing())", "x[1].steps, x[0].steps"),
+        ("[0, Thing(), Thing()]", "x[1].steps = 5", "x.pop()", "x[1].steps, len(x) - 2"),
+        ("[{'m': Thing()}]", "x[0]['h'] = [5]", "x.append({'m': Thing()})", "x[0]['h'][0], x[1]['m'].steps"),
+        ("collections.deque([Thing()])", "x[0].steps = 5", "x.append(Thing())", "x[0].steps, x[1].steps"),
+        ("{'a': Thing(), 'b': 0}", "x['a'].steps = 5", "x['b'] = x.pop('a')", "x['b'].steps, len(x) - 1"),
+        ("{'a': Thing(), 'b': Thing()}", "x['a'].steps = 5", "x['a'] = x.pop('a')", "x['a'].steps, x['b'].steps"),
+    ],
+)
+def test_a_container_that_changes_keeps_what_ranks_have_made_of_its_items(shared_gang, value, train, change, look):
+    """Only what the notebook has added or moved is changed on the ranks."""
+    shared_gang.define(f"import collections\nclass Thing:\n    steps = 0\nx = {value}")
+    shared_gang.cell(train)
+    shared_gang.define(change)
+    assert shared_gang.values(look, 0) == [(5, 0)]
+
+
+def test_objects_of_an_earlier_value_of_a_name(shared_gang):
+    """A new object shares the ranks' objects even if the name's earlier value contained them, too."""
+    shared_gang.define("class Thing: pass\nmodel, trainer = Thing(), Thing()\ntrainer.model = model")
+    assert shared_gang.values("trainer.model is model") == [True] * 3
+    shared_gang.define("trainer = Thing()\ntrainer.model = model")
+    assert shared_gang.values("trainer.model is model") == [True] * 3
+
+
 def test_a_change_that_cannot_be_sent_alone(shared_gang):
     """If the object's class leaves out what has changed when it is packed, the object is sent as a whole."""
     shared_gang.define("""

@@ -6,6 +6,7 @@ model keeps the weights that earlier cells have trained when the notebook change
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -75,21 +76,28 @@ class Changed:
     """The notebook's changes of `value`. It is unpickled as the rank's value of `name`, with these changes made."""
 
     def __init__(self, name: str, value: Any, changes: Sequence[Change]) -> None:
-        self._parts = [(path, what, _new(value, path, what)) for path, what in changes]
+        # Parts that are the same as others come last, when the others are up to date.
+        ordered = sorted(changes, key=lambda change: change.same_as is not None)
+        self._parts = [
+            (path, what, _new(value, path, what) if same_as is None else None, same_as)
+            for path, what, same_as in ordered
+        ]
         self._name, self._kind = name, type(value).__qualname__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _changed, (Place(self._name, ()), self._name, self._kind, self._parts)
 
 
-def _changed(value: Any, name: str, kind: str, parts: Sequence[tuple[Path, str, Any]]) -> Any:
+def _changed(value: Any, name: str, kind: str, parts: Sequence[tuple[Path, str, Any, Path | None]]) -> Any:
     inner = _unwrapped(value, kind)
-    for path, what, new in parts:
+    for path, what, new, same_as in parts:
         try:
+            if same_as is not None:
+                new = part_at(inner, same_as)
             if what == "in place" and _copied(part_at(inner, path), new):
                 continue
             if not path:
-                value = new  # an array of another shape
+                value = new  # for example, an array of another shape
             else:
                 _set(part_at(inner, path[:-1]), *path[-1], what, new)
         except Exception as error:  # code of the notebook's classes may raise anything
@@ -127,6 +135,8 @@ def _set(owner: Any, step: str, label: Any, what: str, new: Any) -> None:
     if step == "[":
         if what == "deleted":
             del owner[label]
+        elif what == "added" and isinstance(owner, (list, collections.deque)):
+            owner.insert(label, new)  # before what the rank itself has added
         else:
             owner[label] = new
     elif isinstance(owner, type):

@@ -44,7 +44,7 @@ from sparkring.capture.picklability import (
 from sparkring.capture.reducers import reducers_for
 from sparkring.capture.reducers.base import Reducer
 from sparkring.capture.reducers.memory import Block, Memory
-from sparkring.capture.reducers.standard import is_made_by_code, make_class
+from sparkring.capture.reducers.standard import attributes_of_members, is_made_by_code, make_class, set_members
 from sparkring.capture.reducers.tensorflow import (
     Part,
     is_model,
@@ -177,6 +177,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 if is_made_by_code(value) and isinstance(reduced[1][3], dict):  # not an enumeration
                     make, arguments, *state = reduced
                     reduced = make_class, (make, *arguments), *state
+                elif attributes := attributes_of_members(value):
+                    *made, set_state = reduced
+                    reduced = *made, functools.partial(set_members, set_state, attributes)
             if (names := registered_names(value)) and len(reduced) == 6:
                 *made, set_state = reduced
                 reduced = *made, functools.partial(set_registered, set_state, names)
@@ -359,7 +362,7 @@ def pack(
         pickler = _Pickler(stream, namespace, stays, memory, keras_parts)
         if held is not None:
             pickler = _SharingPickler(stream, namespace, stays, memory, keras_parts)
-            pickler.place_of = functools.partial(_place_of, held, values)
+            pickler.place_of = functools.partial(held.place_of, without=values)
         elif after is not None:
             pickler = _SharingPickler(stream, namespace, stays, memory, keras_parts)
             pickler.go_on(after)
@@ -414,11 +417,6 @@ def pack(
 def _changes(held: RemoteNames | None, without: Container[str]) -> collections.deque[tuple[str, Any, str]]:
     changes = {} if held is None else held.changes()
     return collections.deque((name, change, "") for name, change in changes.items() if name not in without)
-
-
-def _place_of(held: RemoteNames, values: Container[str], value: object) -> Place | None:
-    place = held.place_of(value)
-    return None if place is None or place.name in values else place
 
 
 def pack_call(

@@ -11,7 +11,7 @@ objects that ranks have, as in the notebook: a new optimizer gets the ranks' own
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 from sparkring.capture.changes import Changed, Place, part_at, words
@@ -38,7 +38,7 @@ class RemoteNames:
         # What was found out since the last call of beside(). To find it out again would take a while for large values.
         self._now: dict[str, Snapshot] = {}
         self._changes: dict[str, list[Change] | None] = {}
-        self._places: dict[int, tuple[object, Place]] | None = None
+        self._places: dict[int, list[tuple[object, Place]]] | None = None
         self._stale: set[int] = set()  # the ids of objects that ranks get anew, although they have a copy
         self._asked_for: frozenset[int] = frozenset()
         self.notices: list[str] = []
@@ -82,8 +82,11 @@ class RemoteNames:
         """Let the value of `name` count as one that has to be sent as a whole, until the next call of beside()."""
         self._changes[name] = None
 
-    def place_of(self, value: object) -> Place | None:
-        """Return where the ranks have their copy of an object of the notebook; None if they have none."""
+    def place_of(self, value: object, without: Container[str] = ()) -> Place | None:
+        """Return where the ranks have their copy of an object of the notebook; None if they have none.
+
+        The copy must be part of a name that is up to date on the ranks, and not one of the names in `without`.
+        """
         if self._places is None:
             self._places = {}
             for name, seen in self._seen.items():
@@ -93,11 +96,11 @@ class RemoteNames:
                     has_identity = type(root) not in ATOMS and not isinstance(root, tuple | frozenset)
                     parts = [(root, ())] if has_identity and seen.is_of(root) else []
                     for part, path in (*parts, *seen.places()):
-                        self._places.setdefault(id(part), (part, Place(name, path)))
-        part, place = self._places.get(id(value), (None, None))
-        if part is not value or place is None or place.name not in self or id(value) in self._stale:
-            return None
-        return place
+                        self._places.setdefault(id(part), []).append((part, Place(name, path)))
+        for part, place in self._places.get(id(value), ()):
+            if part is value and place.name not in without and place.name in self and id(value) not in self._stale:
+                return place
+        return None
 
     def update(self, bound: Mapping[int, Collection[str]], gone: Mapping[int, Collection[str]]) -> None:
         """Record the names that are new on each rank, and those that are no longer there."""
@@ -157,11 +160,15 @@ class RemoteNames:
                 f"the notebook has changed `{name}`, so it is sent again: it replaces the `{name}` of the ranks, with "
                 "all that cells have changed in it. Other objects of the ranks may still hold the earlier one"
             )
-        elif parts := [words(name, path) for path, what in changes or () if what == "in place"]:
+        elif parts := [words(name, path) for path, what, _ in changes or () if what == "in place"]:
             more = f", and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
             self.notices.append(
                 f"the notebook has changed {', '.join(parts[:_SHOWN])}{more}: the notebook's values replace those of "
                 "the ranks"
             )
-        self._stale |= {id(part_at(self._notebook[name], path)) for path, what in changes or () if what == "changed"}
+        self._stale |= {
+            id(part_at(self._notebook[name], path))
+            for path, what, _ in changes or ()
+            if what == "changed" or (what == "another" and not path)
+        }
         return changes

@@ -49,6 +49,7 @@ _CONTAINERS = (
     *(list, tuple, dict, set, frozenset),
     *(collections.deque, collections.OrderedDict, collections.defaultdict),
 )
+_SEQUENCES = (list, collections.deque)
 # Other classes of the standard library are compared through their `__reduce_ex__`.
 _NAMESPACES = (("types", "SimpleNamespace"), ("argparse", "Namespace"))
 
@@ -56,12 +57,14 @@ _NAMESPACES = (("types", "SimpleNamespace"), ("argparse", "Namespace"))
 class Change(NamedTuple):
     """A part that has changed.
 
-    The part has been "deleted", or it is "another" object, or the same object has "changed". If the object is an array
-    that has been changed "in place", its content can be copied into the ranks' array.
+    The part has been "deleted" or "added", or it is "another" object, or the same object has "changed". If the object
+    is an array that has been changed "in place", its content can be copied into the ranks' array. If the other object
+    is also another part of the value, `same_as` is the path of that part.
     """
 
     path: Path
-    what: Literal["deleted", "another", "changed", "in place"]
+    what: Literal["deleted", "added", "another", "changed", "in place"]
+    same_as: Path | None = None
 
 
 class Snapshot:
@@ -94,26 +97,34 @@ class Snapshot:
         changes = []
 
         def add(change: Change) -> None:
-            path, what = change
+            path, what, same_as = change
             # A tuple cannot be changed, nor can the class of an instance be replaced alone.
             while path and what != "in place" and (path[-1][0] == "type" or now.parts[path[:-1]].kind is tuple):
-                path, what = path[:-1], "another"
-            if not any(path[:length] in replaced for length in range(len(path) + 1)):
-                changes.append(Change(path, what))
+                path, what, same_as = path[:-1], "another", None
+            if replaced.isdisjoint(_to(path)):
+                changes.append(Change(path, what, same_as))
                 if what != "in place":
                     replaced.add(path)
 
         for path, part in now.parts.items():
             before = self.parts.get(path)
             if before is None:
-                add(Change(path, "another"))
-            elif not before.equals(part):
+                if part.kind is not _Cached:  # otherwise, the value has only been computed
+                    add(Change(path, "added", part.same_as))
+            elif not before.equals(part) or _moved(before.keys, part.keys):
                 is_same = part.identity is not None and _is(before.identity, part.identity)
-                add(Change(path, "another" if not is_same else "in place" if part.is_array else "changed"))
-        for path in self.parts.keys() - now.parts.keys():
-            if path[:-1] in now.parts:  # otherwise, something else on the way to this part has changed
+                what: Any = "another" if not is_same else "in place" if part.is_array else "changed"
+                add(Change(path, what, part.same_as))
+        for path in reversed(self.parts):  # the last items of a list first
+            if path not in now.parts and path[:-1] in now.parts:  # otherwise, something on the way to it has changed
                 add(Change(path, "deleted"))
-        return None if () in replaced else changes
+        if () in replaced:
+            # Its items can be sent as the places where the ranks have them.
+            return [Change((), "another")] if now.parts[()].keys is not None and not now.is_data else None
+        for path, part in now.parts.items() if replaced else ():
+            if part.same_as and ("type", "") not in path and not replaced.isdisjoint(_to(part.same_as)):
+                add(Change(path, "another", part.same_as))
+        return changes
 
     def places(self) -> Iterator[tuple[object, Path]]:
         """Yield the parts that have an identity and still exist, with their paths."""
@@ -122,16 +133,29 @@ class Snapshot:
                 yield value, path
 
 
+# The keys of a dict in their order; or the positions in a list, by the ids of the objects.
+_Keys: TypeAlias = tuple[Any, ...] | dict[int, int] | None
+
+
+class _Cached(NamedTuple):
+    """The value that a `functools.cached_property` has computed."""
+
+    value: Any
+
+
 class _Part(NamedTuple):
     kind: type
     identity: Any = None  # a weak reference, an id, or None if the part has no identity that matters
     content: Any = None  # what else is compared
     is_array: bool = False  # whether the content of the object can be copied into the ranks' object
+    same_as: Path | None = None  # where the object was first met
+    keys: _Keys = None
 
     def equals(self, other: _Part) -> bool:
         return (
             self.kind is other.kind
             and _is(self.identity, other.identity)
+            and self.same_as == other.same_as
             and (self.content is other.content or self.content == other.content)
         )
 
@@ -147,6 +171,25 @@ def _is(one: Any, other: Any) -> bool:
     if isinstance(one, weakref.ref):
         return one is other and one() is not None
     return one is other or (isinstance(one, int) and isinstance(other, int) and one == other)
+
+
+def _to(path: Path) -> Iterator[Path]:
+    """Yield the paths of a part and of everything that contains it."""
+    return (path[:length] for length in range(len(path) + 1))
+
+
+def _moved(before: _Keys, now: _Keys) -> bool:
+    """Return whether items of a container have moved: they have not if others are only added or removed at its end.
+
+    If items of a dict are removed, the others do not move.
+    """
+    if before is None or now is None or before == now:
+        return False
+    if isinstance(before, dict) and isinstance(now, dict):
+        return any(now.get(item, at) != at for item, at in before.items())
+    kept = set(now)
+    left = [key for key in before if key in kept]
+    return left != list(now)[: len(left)]
 
 
 # ── Parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -166,8 +209,11 @@ class _Walk:
             kind = type(value)
             if kind in ATOMS or (kind in _CONTAINERS and not value and path):
                 self.parts[path] = _Part(kind, None, value if kind in ATOMS else None)
+            elif kind is _Cached:
+                is_atom = type(value.value) in ATOMS
+                self.parts[path] = _Part(kind, *((None, value.value) if is_atom else (_identity(value.value), None)))
             elif id(value) in seen:
-                self.parts[path] = _Part(kind, None, ("the same as", seen[id(value)]))
+                self.parts[path] = _Part(kind, same_as=seen[id(value)])
             else:
                 seen[id(value)] = path
                 layout = self.layout(kind)
@@ -177,17 +223,26 @@ class _Walk:
                 if inner is None or layout.is_tensor:
                     self.parts[path] = self._leaf(value, kind, layout)
                 else:
-                    # A list is changed as a whole if its length changes; the attributes of an object, one by one.
-                    fixed: Any = len(value) if isinstance(value, (list, tuple)) else None
-                    fixed = value.__bases__ if isinstance(value, type) else fixed
+                    fixed: Any = len(value) if isinstance(value, tuple) else None
+                    fixed = value.default_factory if kind is collections.defaultdict else fixed
+                    fixed = value.maxlen if kind is collections.deque else fixed
+                    keys: _Keys = None
+                    if isinstance(value, dict):
+                        keys = tuple(value)
+                    elif isinstance(value, _SEQUENCES):
+                        keys = {id(item): at for at, item in enumerate(value) if type(item) not in ATOMS}
                     identity = None if kind in _CONTAINERS else _identity(value)
-                    self.parts[path] = _Part(tuple if isinstance(value, tuple) else kind, identity, fixed)
-                waiting += [((*path, step), item) for step, item in inner or ()]
+                    kind = tuple if isinstance(value, tuple) else kind
+                    self.parts[path] = _Part(kind, identity, fixed, keys=keys)
+                # The first parts come first, so that objects that are added later leave them as they are.
+                waiting += [((*path, step), item) for step, item in reversed(inner or ())]
 
     def _leaf(self, value: Any, kind: type, layout: _Layout) -> _Part:
         if layout.is_tensor:
             self.holds_arrays = True
             return _Part(kind, _identity(value), torch.content(value), True)
+        if isinstance(value, type) and by_reference(value):
+            return _Part(kind, _identity(value))
         pickler = _Content(self.layout)
         content = pickler.digest(value)
         self.holds_arrays |= pickler.met_arrays
@@ -196,10 +251,12 @@ class _Walk:
 
     def _inner(self, value: Any, kind: type, layout: _Layout) -> list[tuple[Step, Any]] | None:
         """Return the parts of an object, or None if it is compared as a whole."""
+        inner: list[tuple[Step, Any]]
         if isinstance(value, type):
             if by_reference(value):
                 return None
-            return [((".", name), member) for name, member in _members(value)]
+            inner = [((".", name), member) for name, member in _members(value)]
+            return inner if layout.by_reference else [*inner, (("type", ""), kind)]
         if layout.is_tensor:
             return [((".", name), item) for name, item in torch.attributes(value)]
         is_container = kind in _CONTAINERS
@@ -207,20 +264,23 @@ class _Walk:
             return None
         if is_container and (len(value) > _WIDE or self.is_data(value)):
             return None
-        inner: list[tuple[Step, Any]] = []
+        inner = []
         if not is_container:
             inner = [((".", name), item) for name, item in _attributes(value, layout)]
+            if layout.cached and kind.__dictoffset__:
+                own = object.__getattribute__(value, "__dict__")
+                inner += [((".", name), _Cached(own[name])) for name in layout.cached & own.keys()]
             if not layout.by_reference:
                 inner.append((("type", ""), kind))
         if isinstance(value, dict):
             if len(value) > _WIDE or not all(type(key) in ATOMS for key in value):
                 return None
             inner += [(("[", key), item) for key, item in value.items()]
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, (tuple, *_SEQUENCES)):
             if len(value) > _WIDE:
                 return None
             inner += [(("[", at), item) for at, item in enumerate(value)]
-        elif isinstance(value, (set, frozenset, collections.deque)):
+        elif isinstance(value, (set, frozenset)):
             return None
         return inner
 
@@ -259,12 +319,13 @@ class _Layout:
             if type(member) is types.MemberDescriptorType
         ]
         self.slots = slots
-        self.cached = torch.transient(kind).union(
+        self.cached = {
             name
             for base in kind.__mro__
             for name, member in vars(base).items()
             if isinstance(member, functools.cached_property)
-        )
+        }
+        self.left_out = self.cached | torch.transient(kind)
         self.is_tensor = issubclass(kind, torch.tensor_types())
         self.is_array = issubclass(kind, getattr(sys.modules.get("numpy"), "ndarray", ()))
         self.is_opaque = any(_package(base) in _OPAQUE for base in kind.__mro__)
@@ -300,7 +361,7 @@ def _attributes(value: Any, layout: _Layout) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     if kind.__dictoffset__:
         for name, item in object.__getattribute__(value, "__dict__").items():
-            if name not in layout.cached:
+            if name not in layout.left_out:
                 yield name, item
     for name, member in layout.slots:
         try:
@@ -310,7 +371,10 @@ def _attributes(value: Any, layout: _Layout) -> Iterator[tuple[str, Any]]:
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    return ((name, m) for name, m in vars(cls).items() if name not in _CACHES and not isinstance(m, _DESCRIPTORS))
+    yield from ((name, getattr(cls, name)) for name in ("__bases__", "__name__", "__qualname__"))
+    for name, member in vars(cls).items():
+        if name not in _CACHES and not isinstance(member, _DESCRIPTORS):
+            yield name, member
 
 
 # ── Content ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -345,7 +409,7 @@ class _Content(pickle.Pickler):
         if value is _Mark:
             return NotImplemented
         if isinstance(value, types.ModuleType):
-            return _as(value.__name__)
+            return _as(value.__name__ if by_reference(value) else _of_module(value))
         if isinstance(value, _UNCOMPARED):
             return _as(kind.__name__)
         if kind is types.CodeType:
@@ -354,7 +418,7 @@ class _Content(pickle.Pickler):
         if kind is types.FunctionType or isinstance(value, type):
             if by_reference(value):
                 return _as(f"{value.__module__}.{value.__qualname__}")
-            return _as(_of_function(value) if kind is types.FunctionType else (value.__bases__, dict(_members(value))))
+            return _as(_of_function(value) if kind is types.FunctionType else dict(_members(value)))
         if kind is types.CellType:
             try:
                 return _as(value.cell_contents)
@@ -409,6 +473,10 @@ def _reduced(value: Any, kind: type) -> Any:
     return made, arguments, state, items and list(items), pairs and list(pairs)
 
 
+def _of_module(module: types.ModuleType) -> dict[str, Any]:
+    return {name: member for name, member in vars(module).items() if not name.startswith("__")}
+
+
 def _of_function(function: types.FunctionType) -> Any:
     """Return what a function of the notebook consists of. Names that it reads in the notebook are compared apart."""
     used = {}
@@ -417,5 +485,7 @@ def _of_function(function: types.FunctionType) -> Any:
         used = {name: function.__globals__[name] for name in names if name in function.__globals__}
     return (
         *(function.__code__, function.__defaults__, function.__kwdefaults__, function.__closure__),
-        *(vars(function), used),
+        *(function.__name__, function.__qualname__, function.__doc__),
+        # From Python 3.14, annotations are not evaluated before they are asked for.
+        *(getattr(function, "__annotate__", None) or function.__annotations__, vars(function), used),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import enum
 import functools
 import importlib
 import types
@@ -122,6 +123,24 @@ def make_class(make: Callable[..., type], meta: type, name: str, bases: tuple[An
         except TypeError:  # a keyword is missing
             with _without([hook for hook in hooks if hook not in own]):
                 return make(meta, name, bases, *more)
+
+
+def attributes_of_members(cls: type) -> dict[str, dict[str, Any]]:
+    """Return the attributes that an enumeration's own code has given its members; cloudpickle drops them."""
+    if not issubclass(cls, enum.Enum):
+        return {}
+    of_python = ("_name_", "_value_", "_sort_order_", "_inverted_", "__objclass__")
+    own = {m.name: {name: v for name, v in vars(m).items() if name not in of_python} for m in cls}
+    return {name: attributes for name, attributes in own.items() if attributes}
+
+
+def set_members(
+    set_state: Callable[[Any, Any], object], attributes: dict[str, dict[str, Any]], cls: Any, state: Any
+) -> None:
+    """On a rank: give an enumeration its state, and its members their `attributes`."""
+    set_state(cls, state)
+    for name, own in attributes.items():
+        vars(cls[name]).update(own)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,13 @@ from sparkring.wire.messages import Script
 NAME_CHARACTERS = 100
 _SCRIPTS = "%run"  # the name under which an item's scripts are included in its key
 # Iterators that run no code of the user.
-_STILL: tuple[Any, ...] = ((), [], {}, {}.values(), {}.items(), set(), "", range(0), collections.deque())
+_STILL: tuple[Any, ...] = (
+    *((), [], {}, {}.values(), {}.items(), set(), "", range(0), collections.deque(), collections.OrderedDict()),
+    *(reversed([]), reversed(()), reversed({}), reversed({}.values()), reversed({}.items())),
+    # These copy their arguments before they yield anything.
+    *(itertools.product(), itertools.permutations(()), itertools.combinations((), 0)),
+    itertools.combinations_with_replacement((), 0),
+)
 _QUIET = tuple(type(iter(still)) for still in _STILL)
 _DATA = (list, tuple, dict, set, frozenset, bytearray, collections.deque)
 ITEM = "item"  # if a function is run instead of a cell, tables give its argument this name
@@ -193,7 +199,7 @@ class Items:
         was packed with the work.
         """
         self._objects = objects
-        if objects is None or type(self._iterator) in _QUIET or self.steering is not None:
+        if objects is None or _is_quiet(self._iterator) or self.steering is not None:
             return
         self._objects = objects.only(lambda value: type(value) not in _DATA and not _is_array(value))
         self._captured = {name: (value, snapshot) for name, value in captured.items()
@@ -232,6 +238,13 @@ def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
 
 def _is_atom(value: Any) -> bool:
     return type(value) in ATOMS or (type(value) is tuple and all(map(_is_atom, value)))
+
+
+def _is_quiet(iterator: Any) -> bool:
+    """Return whether an iterator runs no code of the user."""
+    if type(iterator) in (enumerate, zip):
+        return all(_is_quiet(inner) for inner in iterator.__reduce__()[1] if isinstance(inner, Iterator))
+    return type(iterator) in _QUIET
 
 
 def _is_code(value: object) -> bool:
