@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from waiting import until
 from sparkring.errors import DataError, OptionsError
 from sparkring.ml import KerasEstimator, TorchEstimator
 from sparkring.ml import model as fitted_models
+from sparkring.ml.torch import _Loop
 
 ROWS = """
     SELECT id, (id % 20) / 20D AS a, (id % 7) / 7D AS b, 2 * a - b AS y, id % 5 = 0 AS held, 1 + id % 2 AS weight
@@ -194,7 +196,11 @@ REFUSED = [
     ({"validation": "text"}, DataError, "validation: column `text` is string"),
     ({"feature_cols": ["text"]}, DataError, "feature_cols: column `text` is string.*needs numbers, arrays"),
     ({"feature_cols": ["gaps", "lists"]}, DataError, "column `gaps` has 100 nulls or empty arrays .*dropna"),
-    ({"feature_cols": ["lists"]}, DataError, "column `lists` has 100 nulls or empty arrays"),
+    (
+        {"feature_cols": ["lists"]},
+        DataError,
+        "column `lists` has 100 nulls or empty arrays.*size\\(`lists`\\) > 0 AND forall",
+    ),
     ({"feature_cols": ["vector"]}, DataError, "column `vector` has 100 nulls or empty arrays"),
     ({"batch_size": 500}, DataError, "for training: 400. With 2 ranks, each rank gets 200 of them, which do not fill"),
     ({"validation": "none"}, DataError, "validation='none' leaves 0 rows for validation"),
@@ -213,6 +219,16 @@ def test_what_is_refused_before_the_launch(frame):
         estimator = torch_estimator(**{name: value for name, value in params.items() if name != "rows"})
         with pytest.raises(error, match=message):
             estimator.fit(rows.where(params.get("rows", "true")))
+
+
+def test_numbers_for_a_model_that_needs_columns():
+    """If a model cannot use an array [rows], the error says how it gets one of shape [rows, 1]."""
+    import torch
+
+    loop = SimpleNamespace(_training=SimpleNamespace(feature_cols=["x", "image"]), _device="cpu", _dtype=torch.float32)
+    batch = {"x": torch.zeros(4), "image": torch.zeros(4, 8, 8)}
+    with pytest.raises(OptionsError, match=r"mat1 and mat2.*set input_shapes=\[\[-1, 1\], \[-1, 8, 8\]\]"):
+        _Loop._measured(loop, lambda x, image: torch.nn.Linear(1, 1)(x), batch)
 
 
 def test_parameters():

@@ -570,15 +570,26 @@ ROWS_OF_RESULTS = [
     ([np.float32(1), np.float32(2), np.float32(3)], pa.float32(), [1, 2, 3]),
     (np.ma.array([1, 2, 3], mask=[0, 1, 0]), pa.int64(), [1, None, 3]),
     ([Decimal("1.5")] * 3, pa.decimal128(2, 1), [Decimal("1.5")] * 3),
+    (pd.Series([1, None, 3], dtype="Int64"), pa.int64(), [1, None, 3]),
+    (pa.array([True, None, False]), pa.bool_(), [True, None, False]),
 ]
 
 
 def test_results_of_any_form():
     """A list can have an array or list for each row, of any length, and None. Other values have one clear error."""
+    import torch
+
     for results, kind, expected in ROWS_OF_RESULTS:
         assert types_of(results, (), 3) == {"prediction": kind}
         (column,) = columns_of(results, [Output("prediction", kind, str(kind))], 3)
         assert column.to_pylist() == expected
+    scores = pd.DataFrame({"score": [0.5, 1.0], "label": ["a", "b"]})
+    kinds = types_of(scores, (), 2)
+    found = columns_of(scores, [Output(name, kind, str(kind)) for name, kind in kinds.items()], 2)
+    assert [column.to_pylist() for column in found] == [[0.5, 1], ["a", "b"]]
+    outputs = [Output("score", pa.float32(), "float"), Output("label", pa.string(), "string")]
+    found = columns_of([(0.5, "a"), (None, "b"), (1, None)], outputs, 3)
+    assert [column.to_pylist() for column in found] == [[0.5, None, 1], ["a", "b", None]]
     square = [np.arange(3.0)] * 3
     (column,) = columns_of(square, [Output("prediction", pa.list_(pa.float32()), "array<float>")], 3)
     assert column.to_pylist() == [[0, 1, 2]] * 3
@@ -593,6 +604,11 @@ def test_results_of_any_form():
         "returned 2 rows": [[1, 2], [3, 4]],
         "list of dicts, but not all of them have the keys of the first one, `a`": [{"a": 1}, {"b": 1}, {"a": 2}],
         "complex128": np.zeros(3, complex),
+        "returned object of shape": [1, "a", 2.5],
+        "object of shape": [("cat", 0.5), ("dog", 0.25), ("cow", 0.25)],
+        r"object of shape \[rows\]": [pd.Timestamp(0), pd.NaT, None],
+        "a `Tensor`, which cannot become an array: .*sparse|Sparse": torch.ones(3).to_sparse(),
+        "returned no columns": [{}] * 3,
     }.items():
         with pytest.raises(DataError, match=message):
             types_of(results, (), 3)

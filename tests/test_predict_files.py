@@ -121,7 +121,11 @@ NESTED = "struct<day:date,tags:map<string,int>,prices:array<decimal(10,2)>>"
     ("returns", "made", "stored"),
     [
         ("decimal(10, 2)", [1.5], [Decimal("1.50")]),
+        ("decimal(10, 2)", [2], [Decimal("2.00")]),
+        ("array<decimal(10, 2)>", [[1.5, None, 2]], [[Decimal("1.50"), None, Decimal("2.00")]]),
         ("map<string, float>", [{"a": 0.5}], [[("a", 0.5)]]),
+        ("map<string, decimal(3, 1)>", [{"a": 0.5}], [[("a", Decimal("0.5"))]]),
+        ("struct<a: int, b: decimal(3, 1)>", [(1, 0.5)], [{"a": 1, "b": Decimal("0.5")}]),
         (
             NESTED,
             [{"day": datetime.date(1, 1, 1), "tags": {"a": 1}, "prices": [Decimal("1.25"), None]}],

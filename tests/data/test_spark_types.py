@@ -40,6 +40,7 @@ KINDS = {
     "last date": ("date'9999-12-31'", DATE(9999, 12, 31)),
     "timestamp": ("timestamp'2026-01-31 23:30:00'", TIME(2026, 1, 31, 23, 30)),
     "timestamp_ntz": ("timestamp_ntz'1700-01-31 23:30:00'", TIME(1700, 1, 31, 23, 30)),
+    "interval": ("interval '1 02:03:04.5' day to second", 93_784_500_000),
     "void": ("NULL", None),
     "array": ("array(1, 2)", [1, 2]),
     "array of dates": ("array(date'1500-02-28', date'0001-01-01')", [DATE(1500, 2, 28), DATE(1, 1, 1)]),
@@ -49,11 +50,14 @@ KINDS = {
     "array of void": ("array(NULL)", [None]),
     "dense vector": ("dense", [1.0, 2.0]),
     "sparse vector": ("sparse", [0.0, 3.0, 0.0]),
+    "array of vectors": ("array(dense, dense)", [[1.0, 2.0], [1.0, 2.0]]),
+    "array of intervals": ("array(interval '-1' hour)", [-3_600_000_000]),
     "row": ("named_struct('day', date'0001-01-01', 'void', NULL)", (DATE(1, 1, 1), None)),
     "map": ("map(date'1500-01-01', NULL)", {DATE(1500, 1, 1): None}),
 }
 NESTED = ("row", "map")  # these types cannot be inputs of a model
-KEYS = [name for name in KINDS if not name.startswith(("array", "row", "map")) and not name.endswith("vector")]
+NO_KEYS = ("array", "row", "map", "dense", "sparse", "interval")  # groups cannot have such keys, or they differ
+KEYS = [name for name in KINDS if not name.startswith(NO_KEYS)]
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +124,6 @@ def test_values_of_each_type(spark):
 UNUSABLE = {
     "year": ("interval '1' year", "column `v` is interval year, which Arrow cannot represent"),
     "calendar": ("make_interval(1)", "column `v` of the DataFrame is interval, which pyspark cannot represent"),
-    "ancient": ("timestamp_ntz'0001-01-01 12:00:00'", "column `v` has values that pandas cannot represent"),
     "far": ("date_add(date'9999-12-31', 1)", "column `v` has values that pandas cannot represent"),
 }
 
@@ -136,10 +139,46 @@ def test_values_that_pandas_cannot_hold(spark, kind):
         [in_pandas(part) for _, part in items_of(frame.groupBy("v"))]
     if kind != "calendar":  # pyspark does not even know the types of such a DataFrame
         assert next(shards(frame, 2, columns=["id"], shuffle=False).as_numpy("id")).tolist() == [0, 1]
-    if kind in ("ancient", "far"):
-        message = "cannot represent dates or times in `v`"
-        with pytest.raises(Exception, match=message):
-            sparkring.predict(frame, shown, inputs=["v"], returns="string", idle_s=0.3).collect()
+    if kind == "far":
+        _cannot_be_sent(frame)
+
+
+def _cannot_be_sent(frame):
+    with pytest.raises(Exception, match="cannot represent dates or times in `v`"):
+        sparkring.predict(frame, shown, inputs=["v"], returns="string", idle_s=0.3).collect()
+
+
+@pytest.mark.parametrize(
+    "sql", ["timestamp_ntz'0001-01-01 12:00:00'", "timestamp'2300-01-01 00:00:00'", "interval '200000' day"]
+)
+def test_values_beyond_nanoseconds(spark, sql):
+    """In pandas DataFrames and keys, they are in microseconds, although toPandas() itself raises an error."""
+    frame = frame_of(spark, {"v": sql}, nulls=True)
+    value = frame.collect()[1].v
+    (part,) = partitions(frame)
+    assert in_pandas(part)["v"].tolist() == [pd.NaT, value]
+    assert in_pandas(part)["v"].dtype.str[1:] in ("M8[us]", "m8[us]")
+    (key, rows), (null, _) = items_of(frame.groupBy("v"))
+    assert (key, null, in_pandas(rows)["v"].tolist()) == (value, None, [value])
+    _cannot_be_sent(frame.dropna())
+
+
+def test_names_that_differ_only_in_case(spark):
+    """They are different columns if Spark distinguishes them. Otherwise, the error shows both."""
+    frame = spark.range(0, 2, 1, 1).selectExpr("id AS k", "id + 1 AS K")
+    for use in (lambda: shards(frame, 2), lambda: sparkring.predict(frame, shown, inputs=["k"])):
+        with pytest.raises(DataError, match=r"columns called [`']k[`'] and [`']K[`']"):
+            use()
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        (batch,) = shards(frame, 2, shuffle=False).as_numpy()
+        scored = sparkring.predict(frame, shown, inputs=["k", "K"], idle_s=0.3).select("prediction").collect()
+        assert [row.prediction for row in scored] == shown(batch) == ["{'k': '0', 'K': '1'}", "{'k': '1', 'K': '2'}"]
+        names = frame.selectExpr("k", "named_struct('a', k, 'A', K) AS parts")
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+    rows = items_of(names.groupBy("k"))[1][1]
+    assert [tuple(row) for row in in_pandas(rows)["parts"]] == [(1, 2)]
 
 
 @pytest.mark.parametrize("sql", ["dense", "sparse", "IF(id = 0, array(1, NULL), array(1, 2))", "cast(1 AS int)"])
@@ -149,7 +188,9 @@ def test_nulls_that_arrays_cannot_hold(spark, sql):
     assert next(shards(frame, 2, columns=["id"], shuffle=False).as_numpy("id")).tolist() == [0, 1]
     whole = "int" in sql
     if not whole:  # with nulls, a column of integers becomes one of floats
-        with pytest.raises(DataError, match=r"column `v` (has nulls|has lists that contain nulls).*fill={'v': "):
+        with pytest.raises(
+            DataError, match=r"`v` (has nulls.*fill={'v': \[…\]}|has lists that contain nulls.*fill={'v': 0})"
+        ):
             next(shards(frame, 2, shuffle=False).as_numpy("v"))
     with pytest.raises(DataError, match=r"column `v` .*nulls.*fill={'v': "):
         sparkring.predict(frame, shown, inputs=["v"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import re
 import types
 from collections.abc import Collection, Container, Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -64,6 +65,8 @@ class Captured(NamedTuple):
 
 
 _UNSEEN = "*"  # stands for names that a function may set, but that its code does not show
+# A cell whose text contains one of these may bind names that its code does not show.
+_HIDDEN = re.compile(r"__main__|sys\.modules|f_globals|(?<![.\w])eval\(")
 
 
 class _Wanted(NamedTuple):
@@ -116,7 +119,7 @@ def capture(
 
     wanted = {name: want for name, want in wanted.items() if not stays(name)}
     missing = _missing(cell, {*namespace} - hidden, {*provided, *reserved, *written, *on_ranks}, also)
-    if not cell.star_imports and _UNSEEN not in written and "__main__" not in source:
+    if not (cell.star_imports or _UNSEEN in written or _HIDDEN.search(source)):
         on_rank_0 = {*wanted, *cell.bound, *provided, *reserved, *written, *on_ranks}
         missing += _missing_to_pull(pull, on_rank_0, namespace)
     if not dry_run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from sparkring.capture.syntax import parsed
 
@@ -54,32 +54,58 @@ def _is_container(value: object) -> bool:
 def assigned_again(source: str, values: Mapping[str, object], cells: Iterable[str] = ()) -> list[str]:
     """Return the names in `values` to which a cell assigns new values, in the order of the cell.
 
-    Left out are names of modules, functions and classes, assignments of constants and in loops, and assignments that
-    also stand in one of the notebook's other `cells`: the cell probably makes such a name for itself.
+    Left out are names of modules, functions and classes, and names that the cell probably makes for itself: their first
+    assignment is one of a constant, also stands in one of the notebook's other `cells`, or is in a loop and does not
+    use the name's value.
     """
     others = "\n".join(cells)
     names: dict[str, None] = {}
-    for statement in _in_blocks(parsed(source).body):
+    own: set[str] = set()
+    for statement, looped in _in_blocks(parsed(source).body):
         match statement:
-            case ast.Assign(targets=targets, value=value) if not isinstance(value, ast.Constant):
-                pass
-            case ast.AugAssign(target=target) | ast.AnnAssign(target=target, value=ast.expr()):
-                targets = [target]
+            case ast.Assign(targets=targets, value=value):
+                reads = _names(value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                targets, reads = [target], _names(value)
+            case ast.AugAssign(target=target, value=value):
+                targets, reads = [target], _names(target)
+            case ast.For(target=target) | ast.AsyncFor(target=target):
+                own.update(_names(target).keys() - names.keys())
+                continue
             case _:
                 continue
-        if (ast.get_source_segment(source, statement) or "\n") in others:
-            continue
-        parts = [part for target in targets for part in getattr(target, "elts", [target])]
-        names.update((part.id, None) for part in parts if isinstance(part, ast.Name))
+        assigned = {name: None for target in targets for name, stored in _names(target).items() if stored}
+        first = assigned.keys() - names.keys()
+        constant = isinstance(value, ast.Constant) and not isinstance(statement, ast.AugAssign)
+        repeated = (ast.get_source_segment(source, statement) or "\n") in others
+        own |= first if constant or repeated else first - reads.keys() if looped else set()
+        names.update((name, None) for name in assigned if name not in own)
     return [name for name in names if name in values and _is_data(name, values[name])]
 
 
-def _in_blocks(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
+def _names(node: ast.AST) -> dict[str, bool]:
+    """Return the names in an expression, in their order, and whether the expression is a target that stores to them."""
+    return {
+        part.id: isinstance(part.ctx, ast.Store)
+        for part in sorted(
+            (part for part in ast.walk(node) if isinstance(part, ast.Name)),
+            key=lambda name: (name.lineno, name.col_offset),
+        )
+    }
+
+
+def _in_blocks(body: Iterable[ast.stmt], looped: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Yield statements, also those in blocks, and whether they are in a loop. Bodies of functions are left out."""
     for statement in body:
-        if isinstance(statement, ast.If | ast.With | ast.Try):
-            yield from _in_blocks([*statement.body, *getattr(statement, "orelse", ())])
-        else:
-            yield statement
+        yield statement, looped
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        inside = looped or isinstance(statement, ast.For | ast.AsyncFor | ast.While)
+        for part in ast.iter_child_nodes(statement):
+            if isinstance(part, ast.stmt):
+                yield from _in_blocks([part], inside)
+            elif isinstance(part, ast.ExceptHandler | ast.match_case):
+                yield from _in_blocks(part.body, inside)
 
 
 def _is_data(name: str, value: object) -> bool:

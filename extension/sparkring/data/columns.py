@@ -92,7 +92,7 @@ def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, 
     filled = _filled(column, name, making.fill)
     if filled.null_count:
         if raw is not None or not holds_nulls(kind):
-            raise has_nulls(name, filled.null_count, len(filled), caller=making.caller)
+            raise has_nulls(name, filled.null_count, len(filled), value=replacement(kind), caller=making.caller)
         if changes_with_nulls(kind) and not nulls:
             # The footers did not count these nulls, so the dtype was chosen as if there were none.
             why = "but the footers of its files do not count them"
@@ -146,6 +146,11 @@ def _filled_items(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Arr
     offsets = np.concatenate([[0], np.cumsum(np.asarray(pc.list_value_length(array)))])
     made = pa.LargeListArray if pa.types.is_large_list(array.type) else pa.ListArray
     return made.from_arrays(offsets.astype(np.int64 if made is pa.LargeListArray else np.int32), filled)
+
+
+def replacement(kind: pa.DataType) -> str:
+    """Return how messages show a value that can replace nulls. A number would replace only the nulls inside lists."""
+    return "[…]" if _is_list(kind) or is_vector(kind) else "…"
 
 
 def has_nulls(
@@ -251,7 +256,11 @@ def _rows(values: pa.Array, rows: int, length: int, name: str, caller: Caller, e
     if values.null_count and (changes_with_nulls(values.type) or not holds_nulls(values.type)):
         raise DataError(
             f"column `{name}` has lists that contain nulls ({values.null_count:,} values), which an array cannot hold: "
-            + ("replace them in Spark." if caller == "estimator" else f"replace them with fill={{'{name}': 0}}.")
+            + (
+                "replace them in Spark."
+                if caller == "estimator" or _is_list(values.type)
+                else f"replace them with fill={{'{name}': 0}}."
+            )
         )
     found = _array(values, name, caller, exact=exact)
     return found.reshape(rows, length, *found.shape[1:])

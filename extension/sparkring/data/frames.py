@@ -90,12 +90,24 @@ def _not_in_python(frame: DataFrame, error: Exception, called: str) -> DataError
 
 def check_names(frame: DataFrame, names: Iterable[str], option: str = "") -> None:
     """Raise DataError unless the DataFrame has exactly one column of each name. The message begins with `option`."""
+    same = same_names(frame)
     for name in names:
-        count = frame.columns.count(name)
-        if not count:
+        if name not in frame.columns:
             raise DataError(f"{option}the DataFrame has no column `{name}`: {nearest(name, frame.columns)}")
-        if count > 1:
-            raise DataError(f"{option}the DataFrame has {count} columns called `{name}`: rename or drop all but one.")
+        if len(several := same(name)) > 1:
+            called = " and ".join(f"`{each}`" for each in dict.fromkeys(several))
+            raise DataError(
+                f"{option}the DataFrame has {len(several)} columns called {called}: rename or drop all but one."
+            )
+
+
+def same_names(frame: DataFrame) -> Callable[[str], list[str]]:
+    """Return a function that returns the columns for which Spark takes a name, whatever its case by default."""
+    exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    spelled: dict[str, list[str]] = {}
+    for name in frame.columns:
+        spelled.setdefault(name if exact else name.lower(), []).append(name)
+    return lambda name: spelled.get(name if exact else name.lower(), [])
 
 
 def name_of(columns: Sequence[str]) -> str:
@@ -124,11 +136,27 @@ def for_array(field: StructField) -> Column | None:
     from pyspark.sql import functions
 
     column = functions.col(quoted(field.name))
-    if type(field.dataType).__name__ == "VectorUDT":
-        from pyspark.ml.functions import vector_to_array
-
-        return functions.when(column.isNotNull(), vector_to_array(column))  # vector_to_array() rejects nulls
+    if _has_vectors(field.dataType):
+        return _without_vectors(column, field.dataType)
     return column.cast(_stored(field.dataType)) if _changes(field.dataType) else None
+
+
+def _has_vectors(kind: DataType) -> bool:
+    """Return whether a type is that of MLlib's vectors, or of arrays of them."""
+    from pyspark.sql.types import ArrayType
+
+    return _has_vectors(kind.elementType) if isinstance(kind, ArrayType) else type(kind).__name__ == "VectorUDT"
+
+
+def _without_vectors(column: Column, kind: DataType) -> Column:
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions
+    from pyspark.sql.types import ArrayType
+
+    if isinstance(kind, ArrayType):
+        inner = kind.elementType
+        return functions.transform(column, lambda item: _without_vectors(item, inner))
+    return functions.when(column.isNotNull(), vector_to_array(column))  # vector_to_array() rejects nulls
 
 
 def numbered(frame: DataFrame) -> DataFrame:

@@ -168,7 +168,7 @@ def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, Gro
             f"{option}={columns!r}: expected a list of names of columns, as in {option}=['x', 'y'], or a dict of "
             f"arrays, as in {option}={{'x': ['a', 'b'], 'y': 'c'}}."
         )
-    empty = next((name for name, group in found.items() if not group), None)
+    empty = next((name for name, group in found.items() if group == ()), None)
     if empty is not None:
         raise DataError(f"{option}: `{empty}` has no columns.")
     return found

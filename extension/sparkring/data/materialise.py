@@ -28,7 +28,7 @@ import platformdirs
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.jobs import interruptibly
 from sparkring.data.folders import entries, has_ended, read_json, storage_errors, this_process, write_json
-from sparkring.data.frames import for_arrays, proleptic, session_of, version_of
+from sparkring.data.frames import for_arrays, proleptic, same_names, session_of, version_of
 from sparkring.errors import DataError, OptionsError
 from sparkring.history.describe import ago, size
 from sparkring.runtime.interrupts import interrupted
@@ -307,12 +307,13 @@ def _advice(reason: str) -> str:
 
 
 def _check_columns(frame: DataFrame, called: str) -> None:
-    names = [name.lower() for name in frame.columns]
-    twice = [name for name in frame.columns if names.count(name.lower()) > 1]
-    if twice:
+    same = same_names(frame)
+    several = next((found for name in frame.columns if len(found := same(name)) > 1), None)
+    if several:
+        names = " and ".join(repr(name) for name in dict.fromkeys(several))
         raise DataError(
-            f"{called} has several columns called {twice[0]!r}, which a Parquet file cannot have: rename or drop all "
-            "but one."
+            f"{called} has several columns called {names}, which a Parquet file cannot have: rename or drop all but "
+            "one."
         )
 
 

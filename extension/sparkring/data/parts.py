@@ -245,8 +245,9 @@ def _write_index(written: DataFrame, copy: Location, keys: Sequence[str]) -> dic
     """Let Spark write the index of the groups, and return the names of its files as the fact BESIDE."""
     from pyspark.sql import functions
 
-    stored = written.sparkSession.read.schema(written.schema).parquet(copy.for_spark())
     columns: list[Column] = [functions.col(key) for key in keys]
+    schema = written.select(*columns, _ROW).schema
+    stored = written.sparkSession.read.schema(schema).parquet(copy.for_spark())
     row = functions.col(_ROW).bitwiseAND(functions.lit(_IN_PARTITION))
     index = stored.groupBy(*columns, functions.input_file_name().alias(_FILE)).agg(
         functions.min(row).alias(_FIRST), functions.max(row).alias(_LAST), functions.count(row).alias(_ROWS)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkring.data import plan as planning
-from sparkring.data.columns import changes_with_nulls, has_nulls, holds_nulls
+from sparkring.data.columns import changes_with_nulls, has_nulls, holds_nulls, replacement
 from sparkring.data.dataset import Dataset, Source, having_nulls, open_dataset
 from sparkring.data.layout import (
     Array,
@@ -237,7 +237,7 @@ class Shards:
         for each in self.dataset.schema:
             count, placed = self._nulls(each.name), each.name not in self.layout.making.raw and holds_nulls(each.type)
             if count and not placed:
-                raise has_nulls(each.name, count, self.dataset.rows)
+                raise has_nulls(each.name, count, self.dataset.rows, value=replacement(each.type))
         try:
             self.spec  # noqa: B018
         except DataError:

@@ -60,7 +60,10 @@ class Values:
         if series.dtype.kind in "mM":
             from pyspark.sql.pandas.types import _to_corrected_pandas_type
 
-            return series.astype(_to_corrected_pandas_type(field.dataType))  # in microseconds from pandas 3 on
+            # toPandas() raises an error for times that nanoseconds cannot represent. Here, they stay in microseconds.
+            with contextlib.suppress(ValueError):  # pandas' OutOfBoundsDatetime and OutOfBoundsTimedelta
+                return series.astype(_to_corrected_pandas_type(field.dataType))  # in microseconds from pandas 3 on
+            return series
         return convert(series)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from sparkring.data.columns import Making, changes_with_nulls, has_nulls, holds_nulls, to_numpy
+from sparkring.data.columns import Making, changes_with_nulls, has_nulls, holds_nulls, replacement, to_numpy
 from sparkring.data.layout import Array, Batch, Layout
 from sparkring.errors import DataError
 
@@ -45,7 +45,8 @@ class Described:
             if not column.null_count or field.name in making.fill:
                 continue
             if field.name in making.raw or not holds_nulls(field.type) or changes_with_nulls(field.type):
-                raise has_nulls(field.name, column.null_count, len(column), caller=making.caller)
+                value = replacement(field.type)
+                raise has_nulls(field.name, column.null_count, len(column), value=value, caller=making.caller)
 
 
 def reshaped(array: Array, shape: Sequence[int], row: str) -> Array:

@@ -32,10 +32,12 @@ class Output(NamedTuple):
 def by_name(results: Results, names: Sequence[str], rows: int) -> dict[str, Any]:
     """Return a model's results for `rows` rows as a dict from the names of columns to arrays [rows, …].
 
-    `names` are the names that the user has given. If `names` is empty, the model's own names are used. A list can have
-    a value for each row, which may be a dict or an array; a list or tuple can also have an array for each column. Raise
-    DataError if the names do not match the results.
+    `names` are the names that the user has given. If `names` is empty, the model's own names are used, which may be
+    those of a pandas DataFrame. A list can have a value for each row, which may be a dict, a tuple or an array; a list
+    or tuple can also have an array for each column. Raise DataError if the names do not match the results.
     """
+    if _is_frame(results) and (len(names) != 1 or names[0] in results.columns):
+        results = {name: results[name] for name in results.columns}
     if isinstance(results, Mapping):
         found = {str(name): as_array(array) for name, array in results.items()}
         if len(names) == 1 and len(found) == 1:
@@ -55,6 +57,9 @@ def by_name(results: Results, names: Sequence[str], rows: int) -> dict[str, Any]
                 f"`{'`, `'.join(keys)}`: every dict must have the same keys."
             )
         return by_name({name: [row[name] for row in results] for name in results[0]}, names, rows)
+    if len(names) > 1 and _are_tuples(results, len(names)):
+        columns = zip(*results, strict=True)
+        return {name: as_array(list(column)) for name, column in zip(names, columns, strict=True)}
     if isinstance(results, list | tuple) and results and all(hasattr(each, "shape") for each in results):
         arrays = [as_array(each) for each in results]
         may_be_rows = isinstance(results, list) and len(arrays) == rows and len(names) < 2
@@ -79,14 +84,31 @@ def by_name(results: Results, names: Sequence[str], rows: int) -> dict[str, Any]
     return {names[0] if names else DEFAULT_NAME: as_array(results)}
 
 
+def _are_tuples(results: Results, length: int) -> bool:
+    """Return whether the results are a list with a tuple of this length for each row."""
+    if not (isinstance(results, list) and results):
+        return False
+    return all(isinstance(row, tuple) and len(row) == length for row in results)
+
+
+def _is_frame(results: Results) -> bool:
+    """Return whether the results are a pandas DataFrame, without importing pandas."""
+    return hasattr(results, "columns") and hasattr(results, "iloc")
+
+
 def as_array(value: Any) -> Any:
     """Return an array or tensor from any framework, or a list with a value for each row, as a NumPy array.
 
-    If the rows have different lengths, the array holds an object for each row. Masked values become None.
+    If the rows have different lengths, or if text stands beside other values, the array holds an object for each row.
+    Masked and missing values become None.
     """
     if isinstance(value, np.ma.MaskedArray):
         masked: Any = value
         value = masked.tolist()
+    elif hasattr(value, "to_pylist"):  # an Arrow array
+        value = value.to_pylist()
+    elif hasattr(getattr(value, "dtype", None), "na_value"):  # a pandas Series of a type that has missing values
+        value = value.astype(object).where(value.notna(), None).tolist()
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":  # NumPy does not have this type
@@ -94,16 +116,32 @@ def as_array(value: Any) -> Any:
     if isinstance(value, list | tuple) and any(hasattr(each, "detach") for each in value):
         value = [as_array(each) for each in value]
     try:
-        return np.asarray(value)
+        array = np.asarray(value)
     except ValueError:  # the rows have different lengths, or some are None
-        found = np.empty(len(value), object)
-        found[:] = [row.tolist() if hasattr(row, "tolist") else row for row in value]
-        return found
+        return _objects(value)
+    except (TypeError, RuntimeError) as error:  # for example, a sparse tensor
+        raise DataError(
+            f"the model returned a `{type(value).__name__}`, which cannot become an array: {error}"
+        ) from None
+    if array.dtype.kind in "US" and isinstance(value, list | tuple):
+        rows = np.asarray(value, object)
+        if not all(isinstance(item, str | bytes) for item in rows.flat):  # NumPy has made text of numbers
+            return _objects(value)
+    return array
+
+
+def _objects(rows: Any) -> Any:
+    found = np.empty(len(rows), object)
+    found[:] = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
+    return found
 
 
 def types_of(results: Results, names: Sequence[str], rows: int) -> dict[str, pa.DataType]:
     """Return the types of the columns that can hold a model's results for `rows` rows. `names` are as in by_name()."""
-    return {name: _type_of(name, array, rows) for name, array in by_name(results, names, rows).items()}
+    types = {name: _type_of(name, array, rows) for name, array in by_name(results, names, rows).items()}
+    if not types:
+        raise DataError("the model returned no columns: it must return at least one array.")
+    return types
 
 
 def _type_of(name: str, array: Any, rows: int) -> pa.DataType:
@@ -117,7 +155,7 @@ def _type_of(name: str, array: Any, rows: int) -> pa.DataType:
         values = values.astype(np.float32)
     try:
         kind = pa.array(list(values) if values.dtype == object else values).type
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+    except (pa.ArrowException, TypeError, ValueError):
         raise DataError(
             f"the model returned {described(array)} for `{name}`, which no column can hold: let the model return an "
             "array of numbers or of text, or set returns=…."
@@ -156,9 +194,16 @@ def _nested(results: Results, output: Output, rows: int) -> pa.Array:
 
 
 def _plain(value: Any, kind: pa.DataType, output: Output) -> Any:
-    """Return a value with its maps as Arrow expects them: as lists of pairs. Raise DataError if a row lacks a field."""
+    """Return a value as Arrow expects it: maps as lists of pairs, rows as dicts, and no floats as decimals.
+
+    Raise DataError if a row lacks a field.
+    """
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
+    if pa.types.is_decimal(kind) and isinstance(value, float):
+        return _converted(np.array([value]), output, kind)[0].as_py()
+    if pa.types.is_struct(kind) and isinstance(value, list | tuple) and len(value) == kind.num_fields:
+        value = {field.name: item for field, item in zip(kind, value, strict=True)}
     if pa.types.is_list(kind) and isinstance(value, list | tuple):
         return [_plain(item, kind.value_type, output) for item in value]
     if not isinstance(value, Mapping):
@@ -185,7 +230,8 @@ def _column(array: Any, output: Output, rows: int) -> pa.Array:
     if array.ndim == depth + 2 and array.shape[-1] == 1:
         array = array[..., 0]
     if array.ndim == 1 and array.dtype == object and depth:
-        return _converted(list(array), output, output.kind)
+        lists = [_plain(row, output.kind, output) for row in array] if pa.types.is_decimal(inner) else list(array)
+        return _converted(lists, output, output.kind)
     if array.ndim != depth + 1:
         raise DataError(
             f"the model returned {described(array)} for `{output.name}`, but the type of this column is "
@@ -205,11 +251,13 @@ def _converted(values: Any, output: Output, kind: pa.DataType) -> pa.Array:
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and pa.types.is_floating(kind):
             # kind.to_pandas_dtype() would need pandas, which sparkring does not require.
             return pa.array(values.astype(f"f{kind.bit_width // 8}", copy=False), kind)
-        if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and pa.types.is_decimal(kind):
-            # Arrow would need a type with room for every integer.
-            return pa.array(values).cast(pa.decimal128(38, kind.scale)).cast(kind)
-        return pa.array(values).cast(kind) if isinstance(values, np.ndarray) else pa.array(values, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        if not isinstance(values, np.ndarray):
+            return pa.array(values, kind)
+        column = pa.array(values)
+        if pa.types.is_integer(column.type) and pa.types.is_decimal(kind):
+            column = column.cast(pa.decimal128(38, kind.scale))  # Arrow needs a type with room for every integer
+        return column.cast(kind)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise DataError(
             f"the model's values for `{output.name}` cannot be stored as {output.written}: {error}"
         ) from None

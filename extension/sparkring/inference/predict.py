@@ -22,7 +22,7 @@ from sparkring.inference.column import Returned, arrow_types, returned, scoring_
 from sparkring.inference.files import Files, files_of, row_numbers
 from sparkring.inference.scorer import Source
 from sparkring.inference.settings import PROBED_ROWS, Settings
-from sparkring.inference.task import not_in_pandas
+from sparkring.inference.task import in_numbers, not_in_pandas
 from sparkring.runtime.interrupts import interrupted
 from sparkring.runtime.kernel import tell
 
@@ -146,11 +146,11 @@ def _replacement(value: Any, kind: pa.DataType) -> Any:
 
 def _types(used: DataFrame, session: SparkSession) -> pa.Schema:
     types = arrow_types(used.schema, session)
-    for field in types:
+    for field, own in zip(types, used.schema.fields, strict=True):
         if is_object(field.type):
             raise DataError(
-                f"column `{field.name}` is {field.type}, which no array can hold: make columns of its parts, as in "
-                f"df.withColumn('part', df['{field.name}']['part'])."
+                f"column `{field.name}` is {own.dataType.simpleString()}, which no array can hold: make columns of its "
+                f"parts, as in df.withColumn('part', df['{field.name}']['part'])."
             )
     return types
 
@@ -176,7 +176,7 @@ def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session:
         pa.array([bytes(row[at]) if isinstance(row[at], bytearray) else row[at] for row in rows], field.type)
         for at, field in enumerate(types)
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=types)
+    return pa.RecordBatch.from_arrays([in_numbers(column) for column in columns], names=types.names)
 
 
 def _described(

@@ -179,7 +179,24 @@ def _as_arrow(batch: Any, schema: Any) -> Any:
             found[str(number)] = part
     fields = [None] * len(found) if schema is None else schema
     columns = [_column(series, field) for series, field in zip(found.values(), fields, strict=False)]
-    return pyarrow.RecordBatch.from_arrays(columns, names=list(found) if schema is None else None, schema=schema)
+    if schema is None:
+        return pyarrow.RecordBatch.from_arrays(columns, names=list(found))
+    return pyarrow.RecordBatch.from_arrays([in_numbers(column) for column in columns], names=schema.names)
+
+
+def in_numbers(column: Any) -> Any:
+    """Return day-time intervals, or lists of them, as int64 microseconds, as shards() does. Return others unchanged."""
+    import pyarrow
+
+    def stored(kind: Any) -> Any:
+        if pyarrow.types.is_list(kind):
+            return pyarrow.list_(stored(kind.value_type))
+        return pyarrow.int64() if pyarrow.types.is_duration(kind) else kind
+
+    inner = column.type
+    while pyarrow.types.is_list(inner):
+        inner = inner.value_type
+    return column.cast(stored(column.type)) if pyarrow.types.is_duration(inner) else column
 
 
 def _column(series: Any, field: Any) -> Any:

@@ -54,9 +54,13 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
     with _writing:
         copy = _written(frame, names, validation, fitting.value("random_seed"))
     for name, count in copy.facts["nulls"].items():
+        column = quoted(name)
+        advice = f"df.dropna(subset=['{name}']), or fill the nulls, for example with df.fillna() or Imputer"
+        if frame.schema[name].dataType.typeName() == "array":  # dropna() does not see the nulls inside arrays
+            advice = f'df.where("size({column}) > 0 AND forall({column}, item -> item IS NOT NULL)")'
         raise DataError(
             f"column `{name}` has {count:,} nulls or empty arrays (the DataFrame has {copy.rows:,} rows): drop these "
-            f"rows with df.dropna(subset=['{name}']), or fill the nulls, for example with df.fillna() or Imputer."
+            f"rows with {advice}."
         )
     seed = fitting.value("random_seed")
 

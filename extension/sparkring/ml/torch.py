@@ -131,7 +131,16 @@ class _Loop:
         training = self._training
         tensors = {name: tensor.to(self._device) for name, tensor in batch.items()}
         inputs = [tensors[name] for name in training.feature_cols]
-        outputs = model(*(each.to(self._dtype) if each.is_floating_point() else each for each in inputs))
+        try:
+            outputs = model(*(each.to(self._dtype) if each.is_floating_point() else each for each in inputs))
+        except RuntimeError as error:
+            if "shape" not in str(error) or all(each.ndim > 1 for each in inputs):
+                raise
+            shapes = [[-1, *each.shape[1:]] if each.ndim > 1 else [-1, 1] for each in inputs]
+            raise OptionsError(
+                f"the model failed: {error}. A column of numbers is an array of shape [rows]: for [rows, 1], set "
+                f"input_shapes={shapes}; for several columns as one array, use VectorAssembler."
+            ) from error
         outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
         if len(outputs) != len(training.label_cols):
             raise OptionsError(
