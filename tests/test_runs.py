@@ -585,7 +585,7 @@ def test_a_run_that_prints_and_reports_a_lot(small):
     assert run_store.last(path) is None
     assert len(list(run_store.told(path, events.Metrics))) == len(live.record.metrics)
     assert "left out)" in describe.log_path(live.record)
-    assert sum("SPARKRING_KEEP_RUN_MB" in notice.text for notice in live.record.notices) == 1
+    assert sum("SPARKRING_KEEP_RUN_MB sets" in notice.text for notice in live.record.notices) == 1
     ended = live.close("finished")
     for _ in range(2):
         assert run_store.load(path) == ended

@@ -127,8 +127,8 @@ class RunFolder:
     def _cut_events(self, record: RunRecord) -> RunRecord:
         """Replace all events but the first ones with a snapshot, whose record has the events that are still to come."""
         if not self._is_cut:
-            text = "this run has many events, so counts and curves are kept instead of the earlier ones. %runs shows"
-            record = apply(record, Notice(time.time(), f"{text} the same; %logs --item lacks earlier output."))
+            text = "this run has many events, so the earlier ones are kept only in summary (SPARKRING_KEEP_RUN_MB)"
+            record = apply(record, Notice(time.time(), f"{text}: %logs --item and --tensorboard lack some of them."))
         self._is_cut = True
         self._later.clear()
         self._used.clear()
