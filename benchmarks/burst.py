@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 from harness import US, Effort, Goal, Measured, Row, Turns, cell, run, script, start_horovodrun
 
+from sparkring.history import run_store
 from sparkring.history.record import RunRecord
 from sparkring.views import Quiet, View
 from sparkring.views.html import HtmlView
@@ -94,11 +95,7 @@ def _in_record(record: RunRecord) -> int:
 
 
 def _in_logs(record: RunRecord) -> int:
-    count = 0
-    for log in Path(record.log_folder).glob("rank-*.log"):
-        with log.open("rb") as file:
-            count += sum(b"line " in line for line in file)
-    return count
+    return sum(run_store.log(Path(record.log_folder), rank).count("line ") for rank in range(RANKS))
 
 
 def _view(name: str) -> View:

@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 from sparkring.errors import LaunchError, OptionsError
 from sparkring.history import events, snapshots
 from sparkring.history.events import Notice, RunStarted
+from sparkring.history.rank_logs import COMPRESSED as COMPRESSED
 from sparkring.history.rank_logs import LogReader, left_out
 from sparkring.history.rank_logs import log as log
 from sparkring.history.rank_logs import log_name as log_name

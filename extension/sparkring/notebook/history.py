@@ -299,7 +299,9 @@ def _logs(shell: Any, line: str) -> None:
     for rank in ranks if only is None else [only]:
         text = run_store.log(path, rank, tail)
         if only is None:
-            write(f"── rank {rank} ── {path / run_store.log_name(rank)}\n")
+            file = path / run_store.log_name(rank)
+            compressed = Path(f"{file}{run_store.COMPRESSED}")
+            write(f"── rank {rank} ── {compressed if compressed.exists() else file}\n")
         write(_in_lines(text))
 
 
