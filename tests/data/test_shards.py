@@ -857,8 +857,8 @@ def test_a_worker_that_is_killed_is_told(numbered):
     loader = iter(data.as_torch(workers=1))
     next(loader)
     (child,) = set(psutil.Process().children()) - before
-    os.kill(child.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"worker .* exited unexpectedly|killed by signal"):
+        os.kill(child.pid, signal.SIGKILL)  # torch may raise here: it handles the signal of a child that has ended
         list(loader)
     del loader
     gc.collect()
