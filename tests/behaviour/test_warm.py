@@ -262,6 +262,25 @@ def test_a_container_that_changes_keeps_what_ranks_have_made_of_its_items(shared
     assert shared_gang.values(look, 0) == [(5, 0)]
 
 
+@pytest.mark.any_launcher
+def test_a_change_is_repeated_once(shared_gang):
+    """A later cell that reads the object under another name finds what cells have made of it since."""
+    gang = shared_gang
+    gang.define("class Thing: pass\nmodel, trainer = Thing(), Thing()\ntrainer.model, model.steps = model, 0")
+    assert gang.values("trainer.model is model") == [True] * 3
+    gang.define("model.steps = 5")
+    assert gang.values("trainer.model.steps += 1\ntrainer.model.steps") == [6] * 3
+    assert gang.values("model.steps, trainer.model is model") == [(6, True)] * 3
+    gang.define("items = [Thing()]\ntrainer.items = items")
+    assert gang.values("len(items), trainer.items is items") == [(1, True)] * 3
+    gang.define("items.append(Thing())")
+    assert gang.values("len(trainer.items)") == [2] * 3
+    assert gang.values("len(items), len(trainer.items)") == [(2, 2)] * 3
+    gang.cell("del model.steps")
+    gang.define("del model.steps")
+    assert gang.values("hasattr(trainer.model, 'steps')") == [False] * 3
+
+
 def test_objects_of_an_earlier_value_of_a_name(shared_gang):
     """A new object shares the ranks' objects even if the name's earlier value contained them, too."""
     shared_gang.define("class Thing: pass\nmodel, trainer = Thing(), Thing()\ntrainer.model = model")

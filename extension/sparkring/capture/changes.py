@@ -101,6 +101,8 @@ def _changed(value: Any, name: str, kind: str, parts: Sequence[tuple[Path, str, 
             else:
                 _set(part_at(inner, path[:-1]), *path[-1], what, new)
         except Exception as error:  # code of the notebook's classes may raise anything
+            if what == "deleted" and isinstance(error, (LookupError, AttributeError)):
+                continue  # cells have deleted it, too
             raise CaptureError(
                 f"the notebook has changed {words(name, path)}, which the `{name}` of this rank does not have "
                 f"({type(error).__name__}: {error}). Send the notebook's `{name}` with `--push {name}`"
@@ -135,8 +137,8 @@ def _set(owner: Any, step: str, label: Any, what: str, new: Any) -> None:
     if step == "[":
         if what == "deleted":
             del owner[label]
-        elif what == "added" and isinstance(owner, (list, collections.deque)):
-            owner.insert(label, new)  # before what the rank itself has added
+        elif what == "added" and isinstance(owner, (list, collections.deque)) and label >= len(owner):
+            owner.append(new)
         else:
             owner[label] = new
     elif isinstance(owner, type):

@@ -11,11 +11,13 @@ objects that ranks have, as in the notebook: a new optimizer gets the ranks' own
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 from sparkring.capture.changes import Changed, Place, part_at, words
-from sparkring.capture.snapshots import ATOMS, Change, Snapshot
+from sparkring.capture.snapshots import ATOMS, Change, Path, Snapshot
 
 # If it takes longer than this to compare an object with what it was, its changes in place are no longer looked for.
 SLOW_S = 0.5
@@ -73,7 +75,23 @@ class RemoteNames:
         return self._changes[name] is not None
 
     def changes(self) -> dict[str, Changed]:
-        """Return what the notebook has changed in place in the values of the names that have been looked up."""
+        """Return what the notebook has changed in place in the values of the names that have been looked up.
+
+        Names whose values share what has changed are looked up, too. Otherwise, the change would be repeated when a
+        later cell reads them, and replace what cells have made of it in the meantime.
+        """
+        waiting = [name for name, changes in self._changes.items() if changes]
+        while waiting:
+            name = waiting.pop()
+            owners = (_owner(self._notebook[name], path) for path, _, _ in self._changes[name] or ())
+            sharing = {place.name for owner in owners for part, place in self._of(owner) if part is owner}
+            for other in sharing - self._changes.keys():
+                notices = len(self.notices)
+                if other in self:
+                    waiting.append(other)
+                else:  # it has to be sent as a whole, which is for a cell that reads it
+                    self._changes.pop(other, None)
+                    del self.notices[notices:]
         return {
             name: Changed(name, self._notebook[name], changes) for name, changes in self._changes.items() if changes
         }
@@ -87,6 +105,13 @@ class RemoteNames:
 
         The copy must be part of a name that is up to date on the ranks, and not one of the names in `without`.
         """
+        for part, place in self._of(value):
+            if part is value and place.name not in without and place.name in self and id(value) not in self._stale:
+                return place
+        return None
+
+    def _of(self, value: object) -> list[tuple[object, Place]]:
+        """Return the places that ranks have for the object with the id of `value`, each with the object."""
         if self._places is None:
             self._places = {}
             for name, seen in self._seen.items():
@@ -97,10 +122,7 @@ class RemoteNames:
                     parts = [(root, ())] if has_identity and seen.is_of(root) else []
                     for part, path in (*parts, *seen.places()):
                         self._places.setdefault(id(part), []).append((part, Place(name, path)))
-        for part, place in self._places.get(id(value), ()):
-            if part is value and place.name not in without and place.name in self and id(value) not in self._stale:
-                return place
-        return None
+        return self._places.get(id(value), [])
 
     def update(self, bound: Mapping[int, Collection[str]], gone: Mapping[int, Collection[str]]) -> None:
         """Record the names that are new on each rank, and those that are no longer there."""
@@ -172,3 +194,13 @@ class RemoteNames:
             if what == "changed" or (what == "another" and not path)
         }
         return changes
+
+
+def _owner(value: object, path: Path) -> object:
+    """Return the innermost object that contains the part at `path`, or is the part, and that has an identity."""
+    for length in range(len(path), 0, -1):
+        with contextlib.suppress(Exception):  # the part has been deleted, or the code of a class raises something
+            part = part_at(value, path[:length])
+            weakref.ref(part)
+            return part
+    return value

@@ -111,16 +111,17 @@ class Snapshot:
             if before is None:
                 if part.kind is not _Cached:  # otherwise, the value has only been computed
                     add(Change(path, "added", part.same_as))
-            elif not before.equals(part) or _moved(before.keys, part.keys):
+            elif not before.equals(part) or _moved(part.kind, before.keys, part.keys):
                 is_same = part.identity is not None and _is(before.identity, part.identity)
                 what: Any = "another" if not is_same else "in place" if part.is_array else "changed"
                 add(Change(path, what, part.same_as))
-        for path in reversed(self.parts):  # the last items of a list first
-            if path not in now.parts and path[:-1] in now.parts:  # otherwise, something on the way to it has changed
+        for path in self.parts.keys() - now.parts.keys():
+            if path[:-1] in now.parts:  # otherwise, something else on the way to this part has changed
                 add(Change(path, "deleted"))
         if () in replaced:
             # Its items can be sent as the places where the ranks have them.
-            return [Change((), "another")] if now.parts[()].keys is not None and not now.is_data else None
+            is_container = issubclass(now.parts[()].kind, (dict, *_SEQUENCES))
+            return [Change((), "another")] if is_container and not now.is_data else None
         for path, part in now.parts.items() if replaced else ():
             if part.same_as and ("type", "") not in path and not replaced.isdisjoint(_to(part.same_as)):
                 add(Change(path, "another", part.same_as))
@@ -131,10 +132,6 @@ class Snapshot:
         for path, part in self.parts.items():
             if isinstance(part.identity, weakref.ref) and (value := part.identity()) is not None:
                 yield value, path
-
-
-# The keys of a dict in their order; or the positions in a list, by the ids of the objects.
-_Keys: TypeAlias = tuple[Any, ...] | dict[int, int] | None
 
 
 class _Cached(NamedTuple):
@@ -149,7 +146,7 @@ class _Part(NamedTuple):
     content: Any = None  # what else is compared
     is_array: bool = False  # whether the content of the object can be copied into the ranks' object
     same_as: Path | None = None  # where the object was first met
-    keys: _Keys = None
+    keys: tuple[Any, ...] = ()  # of a dict; or the ids of the objects in a list, with None for numbers and strings
 
     def equals(self, other: _Part) -> bool:
         return (
@@ -178,18 +175,19 @@ def _to(path: Path) -> Iterator[Path]:
     return (path[:length] for length in range(len(path) + 1))
 
 
-def _moved(before: _Keys, now: _Keys) -> bool:
-    """Return whether items of a container have moved: they have not if others are only added or removed at its end.
+def _moved(kind: type, before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """Return whether items of a container have moved.
 
-    If items of a dict are removed, the others do not move.
+    They have not if others are only added at its end. If items of a dict are removed, the others do not move.
     """
-    if before is None or now is None or before == now:
+    if before == now:
         return False
-    if isinstance(before, dict) and isinstance(now, dict):
-        return any(now.get(item, at) != at for item, at in before.items())
-    kept = set(now)
-    left = [key for key in before if key in kept]
-    return left != list(now)[: len(left)]
+    if issubclass(kind, dict):
+        kept = set(now)
+        left = tuple(key for key in before if key in kept)
+        return left != now[: len(left)]
+    positions = {key: at for at, key in enumerate(before) if key is not None}
+    return len(now) < len(before) or any(positions.get(key, at) != at for at, key in enumerate(now))
 
 
 # ── Parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -226,11 +224,11 @@ class _Walk:
                     fixed: Any = len(value) if isinstance(value, tuple) else None
                     fixed = value.default_factory if kind is collections.defaultdict else fixed
                     fixed = value.maxlen if kind is collections.deque else fixed
-                    keys: _Keys = None
+                    keys: tuple[Any, ...] = ()
                     if isinstance(value, dict):
                         keys = tuple(value)
                     elif isinstance(value, _SEQUENCES):
-                        keys = {id(item): at for at, item in enumerate(value) if type(item) not in ATOMS}
+                        keys = tuple(None if type(item) in ATOMS else id(item) for item in value)
                     identity = None if kind in _CONTAINERS else _identity(value)
                     kind = tuple if isinstance(value, tuple) else kind
                     self.parts[path] = _Part(kind, identity, fixed, keys=keys)
