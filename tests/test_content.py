@@ -27,6 +27,7 @@ CHANGES = {
     "order of a list": ("value = @", "[1, [2]]", "[[2], 1]"),
     "many members": ("value = [*range(1000), @]", "1", "2"),
     "dict": ("value = {'a': 1, 'b': {2, 3}, 'c': @}", "1", "2"),
+    "order of a dict": ("value = [{'a': [1], 'b': 2, **@}]", "{'c': 1, 'd': 2}", "{'d': 2, 'c': 1}"),
     "key of a dict": ("value = {(1, @): 1, frozenset('xyz'): 2}", "1", "2"),
     "set": ("value = {'x', 'y', 'z', ('t', @)}", "1", "2"),
     "recursion": ("value = [1]; value += [@, value, {'up': value}]", "1", "2"),
@@ -62,6 +63,7 @@ CHANGES = {
     "flag": ("import enum\nclass Bit(enum.Flag):\n    A = 1\n    B = 2\n    C = 4\nvalue = Bit.A | Bit.@", "B", "C"),
     "NumPy scalar": ("import numpy as np; value = np.float64(@)", "1", "2"),
     "NumPy scalar's type": ("import numpy as np; value = np.@(1)", "int32", "int64"),
+    "long double": ("import numpy as np; value = [np.longdouble(@), np.array([@], np.longdouble)]", "1", "2"),
     "NumPy datetime": ("import numpy as np; value = np.datetime64('2020-01-0@')", "1", "2"),
     "NumPy dtype": ("import numpy as np; value = np.dtype('@')", "f4", "f8"),
     "fields of a dtype": ("import numpy as np; value = np.dtype([('@', 'f4')])", "a", "b"),
@@ -100,6 +102,8 @@ CHANGES = {
                              "\nvalue = D($)", "1", "2"),
     "attrs": ("import attrs\n@attrs.define\nclass D:\n    a: int = 1\n    b: set = attrs.field(factory=set)\n"
               "value = D($)", "1", "2"),
+    "hash of attrs": ("import attrs\n@attrs.frozen\nclass D:\n    b: int = attrs.field(hash=$)\nvalue = D", "True",
+                      "False"),
     "class of attrs": ("import attrs\n@attrs.define\nclass D:\n    a: int = $\nvalue = D", "1", "2"),
     "pydantic": ("import pydantic\nclass D(pydantic.BaseModel):\n    a: int = 1\n    b: set = {'x', 'y'}\n"
                  "value = D(a=@)", "1", "2"),
@@ -109,6 +113,10 @@ CHANGES = {
         "    def check(cls, v): return v + $\nvalue = D()", "1", "2",
     ),
     "estimator": ("from sklearn.linear_model import Ridge; value = Ridge(alpha=@)", "1", "2"),
+    "fitted vectorizer": (
+        "from sklearn.feature_extraction.text import CountVectorizer; value = CountVectorizer().fit(['aa bb @'])", "cc",
+        "dd",
+    ),
     "estimator in a pipeline": (
         "from sklearn.linear_model import Ridge; from sklearn.pipeline import make_pipeline\n"
         "value = make_pipeline(Ridge(alpha=@))", "1", "2",
@@ -118,6 +126,10 @@ CHANGES = {
         "value = T(random_state=0).fit([[0], [1], [2]], [0, 1, @])", "1", "2",
     ),
     "import under the same name": ("from sklearn.linear_model import @ as Model; value = Model", "Ridge", "Lasso"),
+    "global generator": ("from random import @ as value", "randint", "randrange"),
+    "global generator of NumPy": ("from numpy.random import @ as value", "rand", "randn"),
+    "distribution": ("import scipy.stats; value = scipy.stats.@", "norm", "uniform"),
+    "environment": ("import os; value = os.environ, @", "1", "2"),
     "function of NumPy": ("import numpy as np; value = np.@", "mean", "median"),
     "ufunc": ("import numpy as np; value = np.@", "add", "subtract"),
     "module": ("import @ as m; value = m", "math", "cmath"),
@@ -126,6 +138,7 @@ CHANGES = {
     "bound method of a builtin": ("value = 'x'.@", "upper", "lower"),
     "operator": ("import operator; value = operator.itemgetter(@)", "1", "2"),
     "function": ("def value(x):\n    '''Text.'''\n    return x + @", "1", "2"),
+    "constant that is also the docstring": ("def value():\n    'a @'\n    return 'a @'", "1", "2"),
     "operation of a function": ("def value(x): return x @ 1", "+", "-"),
     "attribute that a function reads": ("def value(x): return x.@", "real", "imag"),
     "name of a function": ("def @(x): return x\nvalue = list(globals().values())[-1]", "f", "g"),
@@ -183,6 +196,7 @@ CHANGES = {
     "code of a base": ("class A:\n    def f(self): return @\nclass value(A):\n    def f(self): return super().f()",
                        "1", "2"),
     "metaclass": ("class M(type):\n    a = @\nclass value(metaclass=M): pass", "1", "2"),
+    "checked function": ("import pydantic\n@pydantic.validate_call\ndef value(a: $): return a", "int", "float"),
     "typed dict": ("import typing\nclass value(typing.TypedDict):\n    a: @", "int", "str"),
     "abstract class": ("import abc\nclass value(abc.ABC):\n    @abc.abstractmethod\n    def f(self): return $", "1",
                        "2"),
@@ -200,6 +214,16 @@ CHANGES = {
     "module's weights": ("import torch; value = torch.nn.Linear(2, 1)\nwith torch.no_grad():\n"
                          "    for each in value.parameters(): each.fill_(@)", "1", "2"),
     "module's setting": ("import torch; value = torch.nn.Dropout(@)", "0.1", "0.2"),
+    "quantized tensor": ("import torch; value = torch.quantize_per_tensor(torch.tensor([1.0, @]), 1, 0, torch.qint8)",
+                         "1", "2"),
+    "order of modules": ("import torch; value = torch.nn.ModuleDict({'@': torch.nn.ReLU(), 'b': torch.nn.ReLU()})", "a",
+                         "c"),
+    "function for autograd": ("import torch\nclass value(torch.autograd.Function):\n    @staticmethod\n"
+                              "    def forward(context, x): return x + $", "1", "2"),
+    "hook that is held": ("import torch; value = torch.nn.ReLU()\n"
+                          "value.a = value.register_forward_hook(lambda *_: @)", "1", "2"),
+    "script": ("import torch; value = torch.jit.trace(lambda x: x + @, torch.zeros(1))", "1", "2"),
+    "lazy module": ("import torch; value = torch.nn.LazyLinear(@)", "1", "2"),
     "optimizer's setting": ("import torch; torch.manual_seed(0)\n"
                             "value = torch.optim.Adam(torch.nn.Linear(2, 1).parameters(), lr=@)", "0.1", "0.2"),
 }  # fmt: skip
@@ -259,6 +283,43 @@ def test_modules_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert key("import outer_of_content as value") != before[1]
     for name in ("inner_of_content", "outer_of_content"):
         monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize(
+    ("source", "then"),
+    [
+        ("from random import random as value", "value()"),
+        ("from numpy.random import rand as value", "value()"),
+        ("import scipy.sparse; value = scipy.sparse.csr_matrix([[0, 1]])", "value.T; value.sum()"),
+        ("def value(x): return x", "def value(x: int) -> int:\n    'The docstring.'\n    return x  # a comment"),
+    ],
+)
+def test_what_does_not_count(source: str, then: str) -> None:
+    """Use of a value, docstrings, comments and annotations of functions make no difference."""
+    assert key(source) == key(f"{source}\n{then}")
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after"),
+    [
+        ("keras.Sequential([layers.Input((2,)), layers.Dense(2, 'relu', kernel_initializer='ones'), layers.Dense(@)])",
+         "2", "3"),
+        ("layers.Dense(@)", "1", "2"),
+        ("tf.data.Dataset.range(3).map(lambda x: x + @).shuffle(3, seed=1).map(lambda x: x * 2)", "1", "2"),
+    ],
+)  # fmt: skip
+def test_counters_of_tensorflow(text: str, before: str, after: str) -> None:
+    """Models and datasets that are made again count as the same, although TensorFlow gives them other names."""
+    pytest.importorskip("tensorflow")
+
+    def digest(source: str) -> str | None:
+        namespace: dict[str, Any] = {"__name__": "__main__"}
+        exec(
+            f"import tensorflow as tf; from tensorflow import keras; layers = keras.layers\nvalue = {source}", namespace
+        )
+        return Contents(namespace, weights=False).parts({"value": namespace["value"]})[0]["value"]
+
+    assert digest(filled(text, before)) == digest(filled(text, before)) != digest(filled(text, after))
 
 
 def test_weights_of_models() -> None:

@@ -649,7 +649,7 @@ def test_results_of_other_code_are_not_used(tmp_path, monkeypatch):
     modes = [enum.Enum("Mode", {"ONE": value}).ONE for value in (1, 2)]
     assert key("", modes[0]) != key("", modes[1]), "the notebook has changed the value"
     assert key("", enum.IntFlag("Bits", ["A"])(0)) != key("", 0), "a flag without a name"
-    assert key("", {"a": 1, "b": {2, 3}}) == key("", {"b": {3, 2}, "a": 1})
+    assert key("", {"a": 1, "b": {2, 3}}) == key("", {"a": 1, "b": {3, 2}}) != key("", {"b": {2, 3}, "a": 1})
 
 
 NOTEBOOK = """

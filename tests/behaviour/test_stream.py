@@ -135,6 +135,25 @@ def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) ->
         stream(two, batches(10), TRAIN + "w += 1", checkpoint_dir=str(tmp_path))
 
 
+def test_changed_values_and_helpers_of_a_stream_are_asked_about(two: WarmRing, tmp_path: Path) -> None:
+    """What the cell uses counts as well as its text, even if an earlier cell has sent it to the ranks."""
+
+    def define(text: str) -> None:
+        exec(text, two.notebook)
+
+    cell, options = "seen = seen + helper(len(batch['x']))", {"checkpoint_dir": str(tmp_path)}
+    define("def helper(x): return x * scale\nscale, unused = 2, 1")
+    two.cell("helper(scale)")
+    stream(two, batches(2), cell, **options).result()
+    define("unused = 2")
+    for change, name in [("scale = 3", "scale"), ("scale = 2\ndef helper(x): return x + scale", "helper")]:
+        define(change)
+        with pytest.raises(CheckpointError, match=f"(?s)^(?!.*`unused`).*`{name}` has changed since then.*--fresh"):
+            stream(two, batches(4), cell, **options)
+    define("def helper(x):\n    'The docstring.'\n    return x * scale")
+    assert stream(two, batches(3), cell, **options).result().batches == 1
+
+
 @pytest.mark.any_launcher
 def test_a_slow_rank_does_not_hold_up_the_save(two: WarmRing, tmp_path: Path) -> None:
     """Ranks that save a state of their own begin to save when all of them have trained."""

@@ -3,11 +3,12 @@
 The same content has the same digest in every kernel. A digest does not depend on the hash seed, on the order of
 definitions, or on the file names and line numbers of cells. Functions and classes of the notebook, and of the user's
 own modules, count by their code, other functions and classes by their names. Objects count by what pickle would save.
+The order of a dict counts; docstrings, and annotations of functions, do not. The environment and the global random
+number generators belong to the process, and do not count.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dis
 import enum
@@ -15,18 +16,19 @@ import inspect
 import itertools
 import marshal
 import pathlib
+import re
 import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import cloudpickle
 
 from sparkring.capture.names import global_names, names_in_commands
 from sparkring.capture.picklability import FOUND_BY_NAME, by_reference
-from sparkring.capture.reducers import reducers_for
+from sparkring.capture.reducers import comparable, reducers_for
 from sparkring.capture.versions import installed
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"  # another version may compile the same code differently
@@ -41,8 +43,19 @@ _LOCKS = ("lock", "RLock")
 _DERIVED = frozenset(
     ("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl")
     + ("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__signature__")
+    + ("_backward_cls",)  # of a function for torch.autograd: it has the number of a counter
 )
+# What libraries derive from the rest of an object: SciPy when a matrix is used, scikit-learn from an address in memory.
+_DERIVED_STATE = ("_has_sorted_indices", "_has_canonical_format", "_stop_words_id")
+# State of the process that functions and objects refer to, by the names of its types. It counts only by its name.
+_OF_PROCESS = {
+    "Random": ("random", "_inst"),
+    "RandomState": ("numpy.random.mtrand", "_rand"),
+    "Generator": ("torch", "default_generator"),
+    "_Environ": ("os", "environ"),
+}
 _OF_PYDANTIC = ("__pydantic_fields__", "__pydantic_decorators__")  # the others are derived from these
+_HAS_DOCSTRING = 0x4000000  # in `code.co_flags`, from Python 3.13 on
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: the type is not built in
 
 
@@ -109,6 +122,7 @@ class _Walk:
         self.reads: set[str] = set()  # the names that functions read from the namespace
         self.complete = True
         self._namespace, self._weights, self._modes = namespace, weights, modes
+        self._main = getattr(sys.modules.get("__main__"), "__dict__", None)
         self._shapes_only = False
         self._left = _OBJECTS
         self._known: dict[int, tuple[Any, bytes]] = {}  # with the objects, because ids must not be used again
@@ -116,11 +130,14 @@ class _Walk:
         self._lowest = 0  # the earliest object that the current one refers to
         self._alive: list[Any] = []
         self._reducers: dict[type, tuple[Callable[[Any], Any], ...]] = {}
+        self._names: dict[str, str] = {}  # of the layers of the current Keras model: other names for them
 
     def of(self, value: Any) -> bytes:
         """Return the digest of a value. Raises an error if it has too many objects, or is nested too deeply."""
         cls = type(value)
         if cls in _ATOMS:
+            if self._names and cls is str:  # the names of variables are paths
+                value = "/".join(self._names.get(part, part) for part in value.split("/"))
             return _hash(marshal.dumps(value, _MARSHAL))
         key = id(value)
         if key in self._known:
@@ -150,7 +167,9 @@ class _Walk:
         if cls is list or cls is tuple:
             return _hash(cls.__name__.encode(), self._sequence(value))
         if cls is dict:
-            return _hash(b"dict", self._pairs(value))
+            if value is self._namespace or value is self._main:  # only the names that functions read count
+                return _hash(b"notebook")
+            return _hash(b"dict", self._items(value))
         if issubclass(cls, set | frozenset):
             return _hash(b"set", self.of(cls), *sorted(map(self.of, value)), self.of(getattr(value, "__dict__", None)))
         if issubclass(cls, types.FunctionType | type):
@@ -190,6 +209,8 @@ class _Walk:
         return self._array(value, cls) or self._object(value, cls)
 
     def _sequence(self, values: Any) -> bytes:
+        if self._names:
+            return b"".join(map(self.of, values))
         kinds = set(map(type, values))
         if kinds <= _ATOMS:
             return _hash(marshal.dumps(values, _MARSHAL))
@@ -197,16 +218,20 @@ class _Walk:
         if kinds <= {list, tuple} and _ATOMS.issuperset(map(type, itertools.chain.from_iterable(values))):
             return _hash(b"rows", marshal.dumps(values, _MARSHAL))
         if kinds == {dict} and all(map(_is_record, values)):
-            return _hash(b"records", marshal.dumps([sorted(row.items()) for row in values], _MARSHAL))
+            return _hash(b"records", marshal.dumps([list(row.items()) for row in values], _MARSHAL))
         return b"".join(map(self.of, values))
 
-    def _pairs(self, pairs: Mapping[Any, Any]) -> bytes:
-        """Return the digest of a dict's keys and values, whatever their order."""
-        if _is_record(pairs):
-            return _hash(b"record", marshal.dumps(sorted(pairs.items()), _MARSHAL))
-        if all(type(key) is str for key in pairs):
-            return b"".join(self.of(key) + self.of(pairs[key]) for key in sorted(pairs))
-        return b"".join(sorted(self.of(key) + self.of(item) for key, item in pairs.items()))
+    def _items(self, pairs: Mapping[Any, Any]) -> bytes:
+        """Return the digest of a dict's keys and values in their order, on which code may depend."""
+        if _is_record(pairs) and not self._names:
+            return _hash(b"record", marshal.dumps(list(pairs.items()), _MARSHAL))
+        return b"".join(self.of(part) for pair in pairs.items() for part in pair)
+
+    def _attributes(self, attributes: Mapping[Any, Any]) -> bytes:
+        """Return the digest of the attributes of an object, whatever their order."""
+        if all(type(name) is str for name in attributes):
+            attributes = dict(sorted(attributes.items(), key=lambda item: item[0]))
+        return self._items(attributes)
 
     # ── Code ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -229,9 +254,9 @@ class _Walk:
         elif vars(sys.modules.get(str(defined_in.get("__name__")), types)) is not defined_in:
             used = {name: defined_in[name] for name in reads if name in defined_in}  # a namespace of exec()
         own = _source(str(defined_in.get("__name__"))) if not used else b""
-        settings = function.__defaults__, function.__kwdefaults__, vars(function), _annotations(function)
+        settings = function.__defaults__, function.__kwdefaults__, vars(function)
         parts = map(self.of, (code, *settings, *(function.__closure__ or ())))
-        return _hash(b"function", function.__qualname__, own, *parts, self._pairs(used))
+        return _hash(b"function", function.__qualname__, own, *parts, self._attributes(used))
 
     def _bytecode(self, code: types.CodeType) -> bytes:
         if "__firstlineno__" in code.co_names:  # the body of a class has its line among its constants
@@ -242,10 +267,15 @@ class _Walk:
                 if after.argval not in ("__firstlineno__", "__static_attributes__")
             ]
             return _hash(b"class body", self.of(plain))
-        counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+        flags, constants = code.co_flags, code.co_consts
+        if _has_docstring(code):
+            flags, constants = flags & ~_HAS_DOCSTRING, (None, *constants[1:])
+        if code.co_filename.startswith("<attrs generated"):  # `__hash__` has a number that depends on the hash seed
+            constants = tuple(each for each in constants if type(each) is not int)
+        counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags
         names = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
         handlers = getattr(code, "co_exceptiontable", b"")  # new in Python 3.11
-        return _hash(b"code", code.co_code, handlers, *map(self.of, (counts, names, code.co_consts)))
+        return _hash(b"code", code.co_code, handlers, *map(self.of, (counts, names, constants)))
 
     def _class(self, cls: type) -> bytes:
         attributes = {
@@ -258,14 +288,14 @@ class _Walk:
         if issubclass(cls, enum.Enum):
             attributes = {name: member for name, member in attributes.items() if not name.startswith("_value2member")}
         made_of = type(cls), *cls.__bases__, _annotations(cls)
-        return _hash(b"class", cls.__qualname__, *map(self.of, made_of), self._pairs(attributes))
+        return _hash(b"class", cls.__qualname__, *map(self.of, made_of), self._attributes(attributes))
 
     def _module(self, module: types.ModuleType) -> bytes:
         name = str(getattr(module, "__name__", ""))
         if by_reference(module):
             return _hash(b"module", name, _source(name))
         attributes = {name: member for name, member in vars(module).items() if not name.startswith("__")}
-        return _hash(b"new module", name, self._pairs(attributes))
+        return _hash(b"new module", name, self._attributes(attributes))
 
     # ── Arrays and other objects ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -282,8 +312,14 @@ class _Walk:
                 return _hash(about, *(self.of(value[name]) for name in value.dtype.names))
             if value.dtype.hasobject:
                 return _hash(about, self._sequence(value.ravel().tolist()))
+            if value.dtype.char in "gG":  # a long double has undefined bytes, too
+                return _hash(about, *map(repr, value.ravel()))
             return _hash(about, numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8).data)
+        if numpy is not None and issubclass(cls, numpy.generic) and cls is not numpy.object_:
+            return _hash(b"scalar", self.of(cls), self.of(numpy.asarray(value)))
         if hasattr(torch, "Tensor") and isinstance(value, torch.Tensor):
+            if torch.nn.parameter.is_lazy(value):
+                return None
             plain = value.layout is torch.strided and not value.is_quantized and value.device.type != "meta"
             if not plain and not self._shapes_only:
                 return None
@@ -294,22 +330,34 @@ class _Walk:
             memory = flat.view(torch.uint8).numpy().data
             gradient = value.grad if value.is_leaf else None
             return _hash(about, memory, self.of(gradient), self.of(getattr(value, "__dict__", None)))
+        if hasattr(torch, "TypedStorage") and cls is torch.TypedStorage:
+            storage = value._untyped_storage.cpu()  # untyped() warns
+            return _hash(f"storage {value.dtype}", torch.tensor([], dtype=torch.uint8).set_(storage).numpy().data)
         if hasattr(pandas, "DataFrame") and cls is pandas.DataFrame:
             # The columns one by one: how pandas arranges them in blocks depends on how the table was made and shown.
             columns = [value.iloc[:, at].array for at in range(value.shape[1])]
             columns = [each.to_numpy() if isinstance(each.dtype, numpy.dtype) else each for each in columns]
-            return _hash(b"table", *map(self.of, (value.columns, value.index, value.attrs, columns)))
+            unique = value.flags.allows_duplicate_labels
+            return _hash(b"table", *map(self.of, (value.columns, value.index, value.attrs, unique, columns)))
         return None
 
     def _object(self, value: Any, cls: type) -> bytes:
         """Return the digest of what pickle would save of an object."""
         if cls.__module__ == "builtins" and by_reference(value):
             return self._code(value, cls)  # a function that is built in
+        if cls.__module__ == "torch.utils.hooks" and cls.__name__ == "RemovableHandle":  # it has a counter's number
+            return _hash(b"hook", self.of((value.hooks_dict_ref() or {}).get(value.id)))
+        home, name = _OF_PROCESS.get(cls.__name__, ("", ""))
+        if home and getattr(sys.modules.get(home), name, None) is value:
+            return _hash(b"of the process", home, name)
         if cls.__module__ == "pydantic._internal._decorators" and hasattr(value, "info"):
             return _hash(b"decorator", self.of(value.info))  # the rest names the class by its address
         is_model = not self._weights and not self._shapes_only and _is_model(cls)
+        names = self._names
         try:
             self._shapes_only |= is_model
+            if not names and hasattr(cls, "_flatten_layers"):
+                self._names = _numbered(layer.name for layer in value._flatten_layers())
             reduced = self._reduced(value, cls)
             if reduced is None:
                 reduce = cloudpickle.Pickler.dispatch_table.get(cls)
@@ -325,6 +373,7 @@ class _Walk:
             return self._rebuilt(self._settled(reduced, cls))
         finally:
             self._shapes_only &= not is_model
+            self._names = names
 
     def _reduced(self, value: Any, cls: type) -> Any:
         """Return how the value is packed for ranks if it is not packed as pickle or cloudpickle would; otherwise None.
@@ -341,6 +390,8 @@ class _Walk:
         if not isinstance(reduced[2] if len(reduced) > 2 else None, dict):
             return reduced
         made, arguments, state, *more = reduced
+        if not state.keys().isdisjoint(_DERIVED_STATE):
+            state = {name: each for name, each in state.items() if name not in _DERIVED_STATE}
         if hasattr(torch_nn, "Module") and issubclass(cls, torch_nn.Module):
             # Hooks have the numbers of a counter of the process.
             state = {name: list(each.values()) if _holds_hooks(name, each) else each for name, each in state.items()}
@@ -351,17 +402,36 @@ class _Walk:
 
     def _rebuilt(self, reduced: tuple[Any, ...]) -> bytes:
         made, arguments, state, items, pairs, set_state = (*reduced, None, None, None, None)[:6]
-        found = [self.of(made), self.of(arguments), self.of(state), self.of(set_state)]
+        found = [self.of(made), self.of(comparable(made, arguments)), self.of(set_state)]
+        found.append(_hash(b"state", self._attributes(state)) if type(state) is dict else self.of(state))
         found.append(b"" if items is None else _hash(self._sequence(list(items))))
-        if pairs is not None:
-            pairs = list(pairs)
-            found.append(_hash(self._sequence(pairs) if made is collections.OrderedDict else self._pairs(dict(pairs))))
+        found.append(b"" if pairs is None else _hash(self._items(dict(pairs))))
         return _hash(b"object", *found)
+
+
+def _has_docstring(code: types.CodeType) -> bool:
+    """Whether the first constant of a function's code is its docstring, and nothing else."""
+    if not code.co_consts or type(code.co_consts[0]) is not str:
+        return False
+    if sys.version_info >= (3, 13):
+        has = bool(code.co_flags & _HAS_DOCSTRING)
+    else:
+        has = bool(code.co_flags & inspect.CO_NEWLOCALS) and not code.co_name.startswith("<")
+    return has and not any(each.opcode in dis.hasconst and each.arg == 0 for each in dis.get_instructions(code))
 
 
 def _is_record(pairs: Mapping[Any, Any]) -> bool:
     """Whether a dict maps strings to plain values."""
     return {str}.issuperset(map(type, pairs)) and _ATOMS.issuperset(map(type, pairs.values()))
+
+
+def _numbered(names: Iterable[str]) -> dict[str, str]:
+    """Return new names for Keras layers. Keras numbers the layers of a kernel: `dense`, `dense_1`, `dense_2`, …"""
+    numbers: dict[str, dict[str, int]] = {}
+    for name in names:
+        same = numbers.setdefault(re.sub(r"_\d+(?=_|$)", "", name), {})
+        same.setdefault(name, len(same))
+    return {name: f"layer {base} {at}" for base, same in numbers.items() for name, at in same.items()}
 
 
 def _holds_hooks(name: str, value: Any) -> bool:

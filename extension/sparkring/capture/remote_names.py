@@ -74,6 +74,10 @@ class RemoteNames:
             self._changes[name] = self._find_changes(name)
         return self._changes[name] is not None
 
+    def copies(self, names: Iterable[str]) -> set[str]:
+        """Return those of the names whose values on the ranks are copies of the notebook's values."""
+        return {name for name in names if name in self and name in self._notebook and name not in self._bound_there}
+
     def changes(self) -> dict[str, Changed]:
         """Return what the notebook has changed in place in the values of the names that have been looked up.
 

@@ -77,12 +77,16 @@ def _body(code: str) -> list[str]:
 
 
 def meaning(code: str) -> str:
-    """Return a cell in a form that does not depend on comments and empty lines."""
+    """Return a cell in a form that does not depend on comments, empty lines and docstrings."""
     text = "\n".join(_body(code)).strip()
     try:
-        return ast.dump(parsed(text))
+        tree = parsed(text)
     except SyntaxError:  # for example, because of a line magic
         return text
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            del node.body[0]
+    return ast.dump(tree)
 
 
 def _difference(before: list[str], now: list[str]) -> str:

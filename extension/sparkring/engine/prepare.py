@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkring.capture import mount_paths, notebook_state
 from sparkring.capture.calls import CALLED, check_call, name_of, names_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
-from sparkring.capture.names import method_calls
+from sparkring.capture.names import method_calls, names_read
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import Namespace, ipython_names
 from sparkring.capture.versions import modules_of, versions
@@ -221,7 +221,7 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
         spec.title,
         spec.code or "",
         tuple(script.source for script in cell.scripts),
-        uses_of({name: namespace[name] for name in captured.sent}, namespace) if options.checkpoint_dir else Uses(),
+        uses_of(used_by(cell, captured, gang), namespace) if options.checkpoint_dir else Uses(),
         data,
         on_result,
     )
@@ -340,6 +340,15 @@ def _open_directory(options: Options, size: int, packed: _Packed) -> Directory |
     return open_directory(
         options.checkpoint_dir, size, code, data, packed.uses.parts, fresh=options.fresh, resume=options.resume
     )
+
+
+def used_by(cell: Cell, captured: Captured, gang: WarmGang | None) -> dict[str, Any]:
+    """Return the notebook's values that a cell uses: those that are sent, and those that ranks have copies of."""
+    names = set(captured.sent)
+    if gang is not None:
+        read = names_read(cell.source)
+        names |= gang.held.copies({*read.required, *read.optional})
+    return {name: cell.namespace[name] for name in names}
 
 
 def uses_of(used: Mapping[str, Any], namespace: Namespace) -> Uses:

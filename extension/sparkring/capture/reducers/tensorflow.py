@@ -11,6 +11,7 @@ import copyreg
 import importlib
 import inspect
 import random
+import re
 import sys
 import tempfile
 import types
@@ -157,6 +158,30 @@ def _dataset_of(graph: bytes, element_spec: Any) -> Any:
     from tensorflow.python.ops.gen_experimental_dataset_ops import dataset_from_graph
 
     return _VariantDataset(dataset_from_graph(graph_def=graph), element_spec)
+
+
+def _numbered(graph: bytes, element_spec: Any) -> tuple[Any, ...]:
+    """Return the graph of a dataset as text, with new numbers for the names that have the number of a counter."""
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+
+    parsed, arrays, numbers = GraphDef.FromString(graph), list[bytes](), dict[str, str]()
+    for node in parsed.node:
+        node.attr.pop("metadata", None)  # only the name of the dataset
+        if node.op == "Const":
+            arrays.append(node.attr["value"].tensor.tensor_content)
+            node.attr["value"].tensor.tensor_content = b""
+
+    functions = sorted(parsed.library.function, key=lambda each: int("0" + re.findall(r"\d*$", each.signature.name)[0]))
+    parsed.ClearField("library")
+
+    def number(name: re.Match[str]) -> str:
+        return numbers.setdefault(name[0], f"{name[1]}{len(numbers)}")
+
+    texts = [re.sub(r"(__inference_\w*_|SeedGenerator_)\d+", number, str(each)) for each in (parsed, *functions)]
+    return texts, arrays, element_spec
+
+
+COMPARABLE: dict[Any, Callable[..., Any]] = {_dataset_of: _numbered}
 
 
 # ── Comparing objects with what they were ────────────────────────────────────────────────────────────────────────────

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import sys
 import types
 import warnings
+import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sparkring.capture.picklability import Kind, Refused
@@ -228,6 +230,17 @@ def _script(saved: bytes) -> Any:
 
     with _without_advice():
         return torch.jit.load(io.BytesIO(saved), map_location="cpu")
+
+
+def _files(saved: bytes) -> list[Any]:
+    """Return the files of a saved script, without the positions of its code in cells and the counters in its names."""
+    with zipfile.ZipFile(io.BytesIO(saved)) as archive:
+        names = [name for name in archive.namelist() if not name.endswith((".debug_pkl", ".data/serialization_id"))]
+        return [re.sub(rb"[./]___torch_mangle_\d+", b"", part) for name in names
+                for part in (name.encode(), archive.read(name))]  # fmt: skip
+
+
+COMPARABLE: dict[Any, Callable[..., Any]] = {_script: _files}
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ class Kept:
         The key depends on the values, on the code, and on how many items with these values came before. So two items
         with equal values have different keys, and each keeps a result of its own.
         """
-        content = self._meaning.contents.digest(dict(values))
+        content = self._meaning.contents.digest(dict(sorted(values.items())))
         if content is None:
             names = " and ".join(f"`{name}`" for name in values)
             self._tell_once(f"the content of an item's {names} cannot be compared: such items run each time")

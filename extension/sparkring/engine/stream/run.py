@@ -20,7 +20,16 @@ from sparkring.checkpointing.owners import owned
 from sparkring.data.micro_batches import parts_of
 from sparkring.engine.options import StreamOptions
 from sparkring.engine.polling import poll_until
-from sparkring.engine.prepare import Uses, capture_cell, check_directory, mount_notices, run_started, uses_of, validate
+from sparkring.engine.prepare import (
+    Uses,
+    capture_cell,
+    check_directory,
+    mount_notices,
+    run_started,
+    used_by,
+    uses_of,
+    validate,
+)
 from sparkring.engine.restarts import LONGEST_PAUSE_S, PAUSE_S
 from sparkring.engine.runner import close, error_of
 from sparkring.engine.spec import Cell, Outcome, RunSpec
@@ -126,8 +135,9 @@ def prepare(spec: StreamSpec) -> Prepared:
 
         size = None if options.by else gang.gang.size  # the states of keys can be divided among any number of ranks
         # What the cell binds is part of the state, which the ranks restore.
-        kept = {name: cell.namespace[name] for name in captured.sent if name not in {*captured.binds, *options.state}}
-        uses = uses_of(kept, cell.namespace)
+        state = {*captured.binds, *options.state}
+        used = used_by(cell, captured, gang)
+        uses = uses_of({name: value for name, value in used.items() if name not in state}, cell.namespace)
         directory = open_directory(
             options.checkpoint_dir, size, spec.code, {}, uses.parts, fresh=options.fresh, resume=options.resume
         )
