@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -269,6 +270,25 @@ def test_the_same_in_another_process() -> None:
     assert [name for name in sources if here[name] != there[name]] == []
 
 
+def test_results_are_found_by_another_process(tmp_path: Path) -> None:
+    """Items with the notebook's own classes are found again, in another order and after other definitions."""
+    functions, classes = (
+        "def f(e): return len(e[0].x)",
+        "class A:\n    def __init__(s): s.x = set('abc')\nclass B(A): k = 2",
+    )
+    call = f"import sparkring; r = sparkring.foreach(f, items, np=-1, checkpoint_dir={str(tmp_path / 'kept')!r})"
+    items = "(A(), {'k': B})", "(B(), frozenset('abc'))"
+    notebooks = [[functions, classes, f"items = [{', '.join(items)}]"], [classes, "other = A()", functions,
+                 f"items = [{', '.join(items[::-1])}]"]]  # fmt: skip
+    told = []
+    for seed, lines in enumerate(notebooks):
+        code = "\n".join([*lines, call, "print('STATES', *r.table.state)"])
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed), "SPARKRING_HOME": str(tmp_path / "home")}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+        told += [line for line in done.stdout.splitlines() if line.startswith("STATES")]
+    assert told == ["STATES finished finished", "STATES kept kept"]
+
+
 def test_modules_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions of the user's own modules count by the source, also that of modules which these import."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -291,6 +311,7 @@ def test_modules_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("from random import random as value", "value()"),
         ("from numpy.random import rand as value", "value()"),
         ("import scipy.sparse; value = scipy.sparse.csr_matrix([[0, 1]])", "value.T; value.sum()"),
+        ("class value: pass", "import pickle; value().__reduce_ex__(4)"),
         ("def value(x): return x", "def value(x: int) -> int:\n    'The docstring.'\n    return x  # a comment"),
     ],
 )

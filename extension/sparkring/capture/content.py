@@ -43,6 +43,7 @@ _LOCKS = ("lock", "RLock")
 _DERIVED = frozenset(
     ("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl")
     + ("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__signature__")
+    + ("__slotnames__",)  # pickle stores it in the class of an object
     + ("_backward_cls",)  # of a function for torch.autograd: it has the number of a counter
 )
 # What libraries derive from the rest of an object: SciPy when a matrix is used, scikit-learn from an address in memory.
