@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import builtins
+import json
 import random
 import subprocess
 import sys
 import textwrap
 import threading
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from sparkring.capture import cell as module
-from sparkring.capture import source_lines
+from sparkring.capture import set_attributes, source_lines
 from sparkring.capture.cell import CapturedName, capture
 from sparkring.capture.first_imports import first_imports
 from sparkring.capture.names import names_read
@@ -1665,3 +1667,24 @@ def test_names_of_the_notebook_that_a_cell_assigns(cell, names):
     """Only assignments count that compute a value, and that do not stand in another cell of the notebook."""
     values = {"model": 1.5, "history": [], "count": 2, "x": 3, "fun": fill, "rank_": 1}
     assert assigned_again(cell, values, ["x = load()\nmodel = make()"]) == names
+
+
+@pytest.mark.parametrize(
+    ("earlier", "cell", "told"),
+    [
+        ("json.indent = 2", "json.dumps(1)", "`json.indent`. The ranks import `json` anew"),
+        ("if True:\n    json.decoder.x += 2", "json.dumps(1)", "`json.decoder.x`. The ranks"),
+        ("json.indent = 2\njson.JSONDecoder.lr = 1", "json", "`json.indent`, `json.JSONDecoder.lr`. The ranks"),
+        ("Decoder.lr = 1", "Decoder", "`Decoder.lr`. The ranks import `Decoder` anew"),
+        ("json.indent = 2", "json.indent = 2\njson.dumps(1)", None),
+        ("json.indent == 2", "json", None),
+        ("own.indent = 2", "own", None),  # an object of the notebook, which is sent with its attributes
+        ("frame.indent = 2", "json", None),
+    ],
+)
+def test_attributes_that_the_notebook_has_set_in_modules(earlier, cell, told):
+    own = types.SimpleNamespace()
+    namespace = {"In": ["", earlier], "json": json, "Decoder": json.JSONDecoder, "own": own, "frame": json}
+    names = ["json"] if "json" in cell else [cell]
+    found = set_attributes.notices([cell], names, namespace)
+    assert [told] == [told for notice in found if told in notice] if told else found == []

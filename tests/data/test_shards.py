@@ -850,6 +850,11 @@ def test_a_reader_that_is_gone_without_a_word_is_told(numbered, monkeypatch):
         next(shards(numbered, 5).as_numpy())
 
 
+def kill_and_read(pid, loader):
+    os.kill(pid, signal.SIGKILL)  # torch may raise its error here: it handles the signal that a child has ended
+    list(loader)
+
+
 def test_a_worker_that_is_killed_is_told(numbered):
     """Torch itself reports a killed worker at once."""
     data = shards(numbered, 5, shuffle=20, transform=lambda batch: time.sleep(0.01) or batch)
@@ -858,8 +863,7 @@ def test_a_worker_that_is_killed_is_told(numbered):
     next(loader)
     (child,) = set(psutil.Process().children()) - before
     with pytest.raises(RuntimeError, match=r"worker .* exited unexpectedly|killed by signal"):
-        os.kill(child.pid, signal.SIGKILL)  # torch may raise here: it handles the signal of a child that has ended
-        list(loader)
+        kill_and_read(child.pid, loader)
     del loader
     gc.collect()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.capture import mount_paths, notebook_state
+from sparkring.capture import mount_paths, notebook_state, set_attributes
 from sparkring.capture.calls import CALLED, check_call, name_of, names_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.capture.names import method_calls, names_read
@@ -124,7 +124,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     notices += [spec.notice] if spec.notice else []
     notices += spec.gang.held.notices if spec.gang is not None else []
     notices += [legacy_keras.NOTICE] if legacy else []
-    notices += mount_notices(spec.work, request.sent, request.run.parts)
+    notices += code_notices(spec.work, request.sent, request.run.parts)
     notices += [] if spec.gang is not None else preflight.notices([launch], spec.framework)
     return PreparedRun(
         options, request, launch, started, tuple(notices), directory, spec.gang, tuple(spec.ranks), packed.on_result
@@ -271,13 +271,19 @@ def _main() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-def mount_notices(work: Cell | Call, names: Iterable[str], parts: Buffers) -> list[str]:
-    """Return a notice if the code, or the values of these names, use paths below /dbfs where there is no such mount."""
+def code_notices(work: Cell | Call, names: Iterable[str], parts: Buffers) -> list[str]:
+    """Return notices about what the code will not find on the ranks.
+
+    These are paths below /dbfs where there is no such mount, and attributes that the notebook has set in modules.
+    `names` are the names whose values are sent, and `parts` contain these values.
+    """
     if isinstance(work, Cell):
         sources, namespace = [work.source, *(script.source for script in work.scripts)], work.namespace
     else:
         sources, namespace = [source_of(work.function)], _main()
-    return mount_paths.notices(sources, {name: namespace.get(name) for name in names}, bytes(parts[0]))
+    names = list(names)
+    found = mount_paths.notices(sources, {name: namespace.get(name) for name in names}, bytes(parts[0]))
+    return found + set_attributes.notices(sources, names, namespace)
 
 
 def _taking_part(spec: RunSpec) -> Iterable[int]:

@@ -31,7 +31,7 @@ from sparkring.engine.options import ForeachOptions, Options
 from sparkring.engine.prepare import (
     PROVIDED,
     capture_cell,
-    mount_notices,
+    code_notices,
     needs_legacy_keras,
     refuse_lone,
     refuse_shared,
@@ -130,7 +130,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
         lost = changed_only(parsed(spec.work.source), spec.work.namespace)
         notices += tuple(map(describe.unread_change, lost))
     names = [name.name for name in packed.captured]
-    notices += tuple(mount_notices(spec.work, names, packed.work.parts))
+    notices += tuple(code_notices(spec.work, names, packed.work.parts))
     if packed.meaning is not None and packed.meaning.incomparable:
         notices += (unnoticed(packed.meaning.incomparable),)
     notices += (spec.notice,) if spec.notice else ()

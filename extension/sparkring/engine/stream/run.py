@@ -24,7 +24,7 @@ from sparkring.engine.prepare import (
     Uses,
     capture_cell,
     check_directory,
-    mount_notices,
+    code_notices,
     run_started,
     used_by,
     uses_of,
@@ -153,7 +153,7 @@ def prepare(spec: StreamSpec) -> Prepared:
         StreamWork(work, modules, tuple(captured.sent), frozenset(needed), _module_names(cell.namespace)),
         source,
         started,
-        (*notices, *gang.held.notices, *mount_notices(cell, captured.sent, work.parts)),
+        (*notices, *gang.held.notices, *code_notices(cell, captured.sent, work.parts)),
         directory,
     )
 
