@@ -21,6 +21,7 @@ DEMO_PACKAGES := $(VENV)/.demo-packages-installed
 PACKAGES_INSTALLED := $(VENV)/.packages-installed
 HOROVOD_INSTALLED := $(VENV)/.horovod-installed
 PEERS_INSTALLED := $(VENV)/.peers-installed
+RELEASE_PACKAGES := $(VENV)/.release-packages-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PANEL := extension/sparkring/views/panel
 PANEL_PACKAGES := $(PANEL)/node_modules/.package-lock.json
@@ -44,7 +45,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 # Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
 .PHONY: help demo test test-quick test-versions test-current test-oldest test-gpu check panel lab bench bench-sets docs \
-	notebooks env env-current env-oldest clean
+	notebooks release env env-current env-oldest clean
 
 help:
 	@printf '%-18s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
@@ -61,6 +62,7 @@ help:
 	@printf '%-18s %s\n' 'make bench-sets' 'run some benchmarks with the pinned and the newest versions'
 	@printf '%-18s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
 	@printf '%-18s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
+	@printf '%-18s %s\n' 'make release' 'build the distributions in dist/, check them, and print the notes of the version; nothing is published'
 	@printf '%-18s %s\n' 'make env' 'only set up the environment (PYTHON=… selects the Python: 3.11, 3.13 or 3.10)'
 	@printf '%-18s %s\n' 'make env-current' 'set up the newest versions in .venv-current, on Python 3.13'
 	@printf '%-18s %s\n' 'make env-oldest' 'set up the oldest versions in .venv-oldest, on Python 3.10'
@@ -139,6 +141,15 @@ docs: $(PACKAGES_INSTALLED)
 notebooks: env
 	@$(BIN)/python notebooks/write_outputs.py
 
+# The wheel is built from the source distribution, so this also checks that the latter is complete.
+release: $(RELEASE_PACKAGES)
+	@rm -rf build dist
+	@$(BIN)/python -m build --no-isolation --outdir dist . >$(VENV)/release.log 2>&1 || { tail -20 $(VENV)/release.log >&2; exit 1; }
+	@$(BIN)/python -m twine check --strict dist/*
+	@version=$$($(BIN)/python -c 'import sparkring; print(sparkring.__version__)'); \
+		awk -v version=$$version '/^## / { on = $$2 == version } on { print; any = 1 } END { exit !any }' CHANGELOG.md || { \
+		echo "CHANGELOG.md has no section for version $$version." >&2; exit 1; }
+
 clean:
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -path './.venv*' -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints -o -name spark-warehouse \
@@ -182,6 +193,10 @@ $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 
 $(PEERS_INSTALLED): $(PACKAGES_INSTALLED)
 	@$(BIN)/python $(WATCH) $(VENV)/peers.log 'Installing the tools that sparkring is compared with' $(INSTALL) '.[bench]'
+	@touch $@
+
+$(RELEASE_PACKAGES): $(VENV_MADE) $(SETUP)
+	@$(BIN)/python $(WATCH) $(VENV)/release-packages.log 'Installing what builds a release' $(INSTALL) '.[release]'
 	@touch $@
 
 $(HOROVOD_INSTALLED): $(DEMO_PACKAGES) extension/sparkring/tools/build_horovod.py $(wildcard extension/sparkring/tools/horovod_build/*.py)

@@ -32,7 +32,7 @@ from sparkring.worker.rank.barrier import Rows
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PACKAGE = Path(sparkring.__file__).parent
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted(DOCS.glob("*.md"))]
 # Folders that are searched for files that a page names without a folder.
 FOLDERS = (ROOT, PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir()))
 REFERENCE = DOCS / "reference.md"

@@ -220,6 +220,15 @@ def test_lower_bounds_are_what_the_oldest_set_has():
             assert Version(oldest[wanted.name]).release[: len(bound)] == bound, wanted
 
 
+def test_the_changelog_and_the_citation_have_the_version():
+    changelog, citation = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CITATION.cff"))
+    sections = re.findall(r"(?m)^## (\S+)", changelog)
+    assert sections[:2] == ["Unreleased", sparkring.__version__]
+    assert f"\nversion: {sparkring.__version__}\n" in citation
+    (date,) = re.findall(rf"(?m)^## {re.escape(sparkring.__version__)} \((.+)\)$", changelog)
+    assert f'date-released: "{date}"' in citation
+
+
 def test_each_set_of_versions_says_for_which_python_it_is():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for constraints, needed in SETS.items():

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from sparkring.runtime.world import World as World
     from sparkring.runtime.world import world as world
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _NAMES = {
     "capture.versions": "show_versions",
     "checkpointing.store": "checkpoints",
