@@ -261,6 +261,30 @@ def test_uneven_steps_are_told(local, uneven):
                                     "6: an allreduce in the last step hangs or fails.")  # fmt: skip
 
 
+def test_ranks_that_all_read_all_rows_are_told(local, uneven):
+    """A training with Petastorm's own reader and no shard gets a warning, unless another reader has a shard."""
+    cell = """
+        import numpy, petastorm, torch
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        def read(**shard):
+            with petastorm.make_batch_reader(folder, **shard) as reader:
+                for batch in reader:
+                    model(torch.as_tensor(numpy.array(batch.y))[:, None]).mean().backward()
+                    optimizer.step()
+        read()
+        if sharded:
+            read(cur_shard=rank, shard_count=size)
+    """
+    values = {"folder": f"file://{uneven}", "sharded": True}
+    local.run(cell, namespace=values, framework="torch")
+    assert not any("Each rank has read" in line.text for line in local.view.record.recent)
+    local.run(cell, namespace={**values, "sharded": False}, framework="torch")
+    warned = [line for line in local.view.record.recent if "Each rank has read all rows" in line.text]
+    assert [line.rank for line in warned] == [0]
+    assert f"all rows of {uneven}. To read a part on each rank" in warned[0].text
+
+
 def test_a_warning_shows_the_users_line(uneven, monkeypatch):
     """On Spark, sparkring is imported from a zip file, and its code has other file names than its modules."""
     monkeypatch.setattr("sparkring.data.petastorm.plan.__file__", "/tmp/sparkring.zip/sparkring/data/petastorm/plan.py")
