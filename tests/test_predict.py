@@ -968,6 +968,7 @@ KILLED = """
 
 
 @pytest.mark.slow
+@pytest.mark.extended("repetition", "test_a_worker_is_killed_and_another_one_comes; test_the_model_process")
 def test_a_worker_is_killed(driver, brittle_cluster, tmp_path, no_folder_left):
     """If a worker is killed, its model process ends, too, and tasks of the other worker start a new model process.
 

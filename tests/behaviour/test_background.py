@@ -286,9 +286,13 @@ def begin(source):
 run = begin('import os, time; print("up", os.getpid(), flush=True); time.sleep(1000)')
 """
 WHERE = [{"start": "", "np": -2}, {"start": "session = spark('local[2]')", "np": 2}]
+ENDS = [
+    pytest.param(WHERE[0], id="local"),
+    pytest.param(WHERE[1], id="spark", marks=pytest.mark.extended("launcher", "test_interrupt_and_kill_on_spark")),
+]
 
 
-@pytest.mark.parametrize("where", WHERE, ids=["local", "spark"])
+@pytest.mark.parametrize("where", ENDS)
 def test_the_end_of_the_process_ends_it(driver, where):
     """The run ends silently, and its record says that it was interrupted."""
     script = STARTED.format(**where) + "while len(view.record.recent) < 2: time.sleep(0.02)\n"
@@ -298,7 +302,7 @@ def test_the_end_of_the_process_ends_it(driver, where):
     assert last(saved()[0]).outcome == "interrupted"
 
 
-@pytest.mark.parametrize("where", WHERE, ids=["local", "spark"])
+@pytest.mark.parametrize("where", ENDS)
 def test_a_killed_process_takes_it_along(driver, where, wait_until):
     found = driver(STARTED.format(**where) + "run.result()\n")
     for rank in (0, 1):

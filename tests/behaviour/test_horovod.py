@@ -46,6 +46,7 @@ def train(base, *, step=1):
 @pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 @pytest.mark.versions("of PyTorch, for which Horovod was built")
+@pytest.mark.extended_on("spark", "test_runner_with_every_slot makes a ring on the cluster")
 def test_a_ring_that_is_made_twice(ring, spares):
     """HorovodRunner calls the function with its arguments on each rank, and returns what rank 0 returned.
 
@@ -175,6 +176,7 @@ def test_what_autograph_converts(pair):
 
 
 @pytest.mark.slow
+@pytest.mark.extended("library", "test_an_elastic_training_in_a_ring_that_stays")
 def test_an_elastic_training_with_keras(pair):
     """KerasState and its callbacks work."""
     first, second = pair.run(ELASTIC_KERAS, framework="horovod").values

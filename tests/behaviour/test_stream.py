@@ -80,7 +80,7 @@ def two(ring: Any, watch: Any) -> Iterator[WarmRing]:
 
 
 @pytest.mark.any_launcher
-@pytest.mark.parametrize("save_every", [1, 3])
+@pytest.mark.parametrize("save_every", [pytest.param(1, marks=pytest.mark.extended("repetition", "save_every=3")), 3])
 def test_each_batch_counts_once_although_ranks_are_killed(two: WarmRing, tmp_path: Path, save_every: int) -> None:
     """After three kills, the state is the same as without kills, bit by bit. The state is saved at the end, too."""
     quiet = stream(two, batches(20), checkpoint_dir=str(tmp_path / "quiet"), save_every=save_every).result()
@@ -410,6 +410,7 @@ def streaming(spark: Any, files: Path) -> Any:
 
 
 @pytest.mark.standalone("tasks on executors give their rows to ranks on executors")
+@pytest.mark.extended_on("local", "test_a_streaming_dataframe_saved_after_every_batch")
 def test_a_streaming_dataframe(two: WarmRing, spark: Any, files: Path, tmp_path: Path) -> None:
     """Each micro-batch counts once although a rank is killed and the stream is ended and begun again."""
     train_on_files(two, spark, files, tmp_path, save_every=4)

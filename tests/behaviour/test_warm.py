@@ -615,7 +615,7 @@ def test_a_stall_is_told_again_once_a_rank_was_heard_in_between(shared_gang):
 
     interrupt_when(shared_gang, twice)
     with pytest.raises(KeyboardInterrupt):
-        shared_gang.cell(cell, stall_s=1.0, timeout_s=60)
+        shared_gang.cell(cell, stall_s=1.0, timeout_s=DEADLINE_S)
     shared_gang.view.on_refresh = lambda record: None
 
 
@@ -759,6 +759,7 @@ def test_a_rank_that_dies_after_it_has_finished(new_gang):
 
 
 @pytest.mark.slow
+@pytest.mark.extended_on("spark", "test_a_rank_that_dies_in_a_cell kills a rank of the cluster")
 def test_any_rank_killed_at_any_time_of_a_cell(new_gang):
     """The error names the rank that was killed, whichever it is and whenever it is killed; the next cell works."""
     new_gang.start()
@@ -1017,7 +1018,14 @@ def cell(source, gang, namespace=None):
 HOW = {"kill": "os.kill(os.getpid(), signal.SIGKILL)", "exit": "sys.exit()"}
 
 
-@pytest.mark.parametrize(("how", "where"), [("kill", "local"), ("kill", "spark"), ("exit", "local")])
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        ("kill", "local"),
+        pytest.param("kill", "spark", marks=pytest.mark.extended("launcher", "test_interrupt_and_kill_on_spark")),
+        ("exit", "local"),
+    ],
+)
 def test_a_driver_that_ends_takes_its_gang_with_it(driver, wait_until, how, where):
     """Whether the driver exits or is killed, all ranks end, and all processes that the ranks have started."""
     found = driver(f"""{WARM}

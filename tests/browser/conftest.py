@@ -66,13 +66,22 @@ def opened(browser: Browser, lab: labs.Lab) -> labs.Opened:
 
 
 @pytest.fixture
-def shoot(pictures: Path) -> Callable[..., None]:
-    """`shoot(notebook, "name", of)` takes a screenshot of `of`, or of the whole page, in each theme."""
+def shoot(request: pytest.FixtureRequest, pictures: Path) -> Callable[..., None]:
+    """`shoot(notebook, "name", of, check)` takes a screenshot of `of`, or of the whole page, in each theme.
 
-    def take(notebook: labs.Notebook, name: str, of: Locator | None = None) -> None:
+    In each theme, `check` is called, too. Without --pictures, it is only called, in the theme that is set.
+    """
+
+    def take(
+        notebook: labs.Notebook, name: str, of: Locator | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        if not request.config.getoption("--pictures"):
+            check()
+            return
         for look in ("dark", "light"):
             notebook.theme(look)
             (of or notebook.page).screenshot(path=pictures / f"{name}-{look}.png", animations="disabled")
+            check()
 
     return take
 

@@ -511,6 +511,7 @@ def test_a_converter_without_a_folder(spark):
         make_spark_converter([3], parent_cache_dir_url="/tmp/x")
 
 
+@pytest.mark.extended("repetition", "test_stop_and_a_killed_kernel of test_materialise.py")
 def test_what_a_killed_kernel_leaves(driver, tmp_path):
     """The next kernel removes the folder of a killed kernel, and no other folder. Neither kernel prints warnings."""
     script = """
@@ -758,7 +759,17 @@ DEATHS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize(
+    "death",
+    [
+        "a killed process",
+        *(
+            pytest.param(death, marks=pytest.mark.extended("repetition", "a killed process"))
+            for death in DEATHS
+            if death != "a killed process"
+        ),
+    ],
+)
 def test_workers_that_die(local, uneven, death):
     """Petastorm's own reader would wait forever, but ours raises an error."""
     cell, said = DEATHS[death]
