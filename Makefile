@@ -88,8 +88,8 @@ test-quick: env
 
 # The tests whose outcome can differ between sets: all tests in one process or in a kernel; tests in local ranks that
 # are marked with `standalone`, because the launcher matters to them; and all tests that are marked with `versions`.
-# Tests that take a long time, or need Spark or a browser, run only if they are marked with `versions`.
-TEST_VERSIONS := (not (browser or cluster or spark or driver or slow or ring) or (ring and standalone and not slow) or versions) and not extended
+# Tests that take a long time, need Spark or a browser, or are extended run only if they are marked with `versions`.
+TEST_VERSIONS := (not (browser or cluster or spark or driver or slow or ring) or (ring and standalone and not slow)) and not extended or versions
 test-versions: env
 	@$(PYTEST) tests -m '$(TEST_VERSIONS)'
 

@@ -279,6 +279,7 @@ def test_stop_keeps_what_is_done(ring, pools):
     assert [item.state for item in result.record.items.known] == ["finished"] * 60 + ["stopped"] * running
 
 
+@pytest.mark.extended_on("spark", "test_more_at_once_than_spark_has_slots gives items to ranks on Spark")
 def test_short_items_are_given_ahead(ring, pools, tmp_path, monkeypatch):
     """A member is given its next items early, but only while items are short.
 

@@ -168,6 +168,7 @@ converted, [gradient(variable, kind).numpy().tolist() for kind in kinds]
 
 @pytest.mark.slow
 @pytest.mark.versions("of TensorFlow, whose AutoGraph converts functions")
+@pytest.mark.extended("library", "the same functions under torch, in test_torch.py")
 def test_what_autograph_converts(pair):
     """AutoGraph converts the user's function and compressor, but not Horovod's functions, which would take seconds."""
     # With Keras 3, sparkring's own optimizer is used, which has no `_allreduce_grads`.

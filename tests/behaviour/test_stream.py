@@ -135,6 +135,7 @@ def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) ->
         stream(two, batches(10), TRAIN + "w += 1", checkpoint_dir=str(tmp_path))
 
 
+@pytest.mark.extended_on("spark", "test_a_streaming_dataframe streams to ranks on Spark")
 def test_changed_values_and_helpers_of_a_stream_are_asked_about(two: WarmRing, tmp_path: Path) -> None:
     """What the cell uses counts as well as its text, even if an earlier cell has sent it to the ranks."""
 
@@ -446,6 +447,7 @@ def train_on_files(two: WarmRing, spark: Any, files: Path, tmp_path: Path, *, sa
     assert not list(kept.glob("batches/*"))
 
 
+@pytest.mark.extended_on("spark", "test_a_streaming_dataframe streams to ranks on Spark")
 def test_errors_with_spark(two: WarmRing, spark: Any, files: Path, tmp_path: Path) -> None:
     """A batch DataFrame is refused, an error of the query or of the cell is told, and a lost part of a checkpoint."""
     with pytest.raises(DataError, match=r"`items` is not a streaming DataFrame: make one with spark.readStream"):

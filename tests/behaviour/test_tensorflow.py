@@ -127,6 +127,7 @@ model.fit(x, y, batch_size=16, verbose=0)
 
 
 @pytest.mark.slow
+@pytest.mark.extended("library", "test_multi_worker_mirrored_strategy")
 def test_the_help_of_tensorflow_runs_with_every_keras(local, notebook_cell):
     """With Keras 3, only fit() fails, and its error is followed by advice on what to use instead."""
     namespace = notebook_cell(

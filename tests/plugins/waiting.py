@@ -22,8 +22,8 @@ def _pace() -> float:
 
 
 # It is measured once; the workers of pytest-xdist inherit it. On a machine whose load varies, set it by hand.
-PACE = float(os.environ.get("SPARKRING_TESTS_PACE") or _pace())
-os.environ["SPARKRING_TESTS_PACE"] = f"{PACE:.1f}"
+PACE = float(os.environ.get("TESTS_PACE") or _pace())
+os.environ["TESTS_PACE"] = f"{PACE:.1f}"
 DEADLINE_S = 180.0 * PACE  # a wait that takes this long has failed; nothing is ever expected to be that slow
 
 
