@@ -384,6 +384,7 @@ def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
         assert reading.plan.window == 6, "the order of the rows is not known"
 
 
+@pytest.mark.extended("library", "test_rows_of_a_petastorm_data_set")
 def test_windows_of_rows(pair_of_tasks, things):
     """An NGram is read as Petastorm would read it. The number of windows is not known in advance."""
     pair_of_tasks.notebook["url"] = things["url"]
