@@ -44,14 +44,15 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 
 # Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
-.PHONY: help demo test test-quick test-versions test-current test-oldest test-gpu check panel lab bench bench-sets docs \
-	notebooks release env env-current env-oldest clean
+.PHONY: help demo test test-all test-quick test-versions test-current test-oldest test-gpu check panel lab bench \
+	bench-sets docs notebooks release env env-current env-oldest clean
 
 help:
 	@printf '%-18s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
-	@printf '%-18s %s\n' 'make test' 'set everything up and run all tests: kernels, a browser, local Spark, a standalone cluster'
+	@printf '%-18s %s\n' 'make test' 'set everything up and test every behaviour: in kernels, a browser, local Spark, a cluster'
+	@printf '%-18s %s\n' 'make test-all' 'run all tests: before a release, and after a change to what only this target tests'
 	@printf '%-18s %s\n' 'make test-quick' 'run only the fast tests that need no kernel, browser or Spark'
-	@printf '%-18s %s\n' 'make test-current' 'run all tests with the newest versions, on Python 3.13'
+	@printf '%-18s %s\n' 'make test-current' 'run the same tests as make test-all with the newest versions, on Python 3.13'
 	@printf '%-18s %s\n' 'make test-versions' 'run the tests whose outcome can depend on the versions (PYTHON=… selects the set)'
 	@printf '%-18s %s\n' 'make test-oldest' 'run the same tests as make test-versions with the oldest versions, on Python 3.10'
 	@printf '%-18s %s\n' 'make test-gpu' 'build Horovod with NCCL and run the checks that need an NVIDIA GPU (PYTHON=… has PyTorch)'
@@ -75,16 +76,20 @@ env: $(PACKAGES_INSTALLED) $(HOROVOD_INSTALLED)
 demo: $(FIRST_RING) $(HOROVOD_INSTALLED)
 	@$(BIN)/python notebooks/run_demo.py
 
+# Left out are tests that are marked with `extended`: by five rules, which are in CONTRIBUTING.md.
 test: env
-	@$(PYTEST) tests
+	@$(PYTEST) tests -m 'not extended'
+
+test-all: env
+	@$(PYTEST) tests --pictures
 
 test-quick: env
 	@$(PYTEST) tests -m 'not (browser or kernel or cluster or spark or driver or slow)'
 
 # The tests whose outcome can differ between sets: all tests in one process or in a kernel; tests in local ranks that
 # are marked with `standalone`, because the launcher matters to them; and all tests that are marked with `versions`.
-# Tests that take a long time, or need Spark or a browser, run only if they are marked with `versions`.
-TEST_VERSIONS := not (browser or cluster or spark or driver or slow or ring) or (ring and standalone and not slow) or versions
+# Tests that take a long time, need Spark or a browser, or are extended run only if they are marked with `versions`.
+TEST_VERSIONS := (not (browser or cluster or spark or driver or slow or ring) or (ring and standalone and not slow)) and not extended or versions
 test-versions: env
 	@$(PYTEST) tests -m '$(TEST_VERSIONS)'
 
@@ -97,7 +102,7 @@ env-oldest:
 	@$(MAKE) $(call WITH,-oldest) env
 
 test-current:
-	@$(MAKE) $(call WITH,-current) test
+	@$(MAKE) $(call WITH,-current) test-all
 
 test-oldest:
 	@$(MAKE) $(call WITH,-oldest) test-versions

@@ -185,6 +185,7 @@ def train(learning_rate: float, *, steps: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.extended("library", "test_torch_distributor_with_a_script, and HorovodRunner with functions")
 def test_torch_distributor_with_a_function(local):
     """The function gets the positional and keyword arguments, and rank 0's value is returned, even a model."""
     distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=True)
@@ -322,11 +323,17 @@ def test_ranks_that_train_alone_for_long_are_told_before_the_end(local_gang):
             "fit(torch.nn.parallel.DistributedDataParallel(model))",
             True,
         ),
-        ("horovod", f"{TRAIN}\nimport horovod.torch as hvd\nhvd.init()\nfit(model)", True),
-        (
+        pytest.param(
+            "horovod",
+            f"{TRAIN}\nimport horovod.torch as hvd\nhvd.init()\nfit(model)",
+            True,
+            marks=pytest.mark.extended("library", "the same with torch.distributed"),
+        ),
+        pytest.param(
             "horovod",
             f"{TRAIN}\nimport horovod.torch as hvd\nhvd.init()\nfit(model)\nhvd.allreduce(torch.ones(1))",
             False,
+            marks=pytest.mark.extended("library", "the same with torch.distributed"),
         ),
     ],
 )

@@ -95,6 +95,7 @@ def test_variables_persist(shared_gang):
     assert shared_gang.values("more()\n[count, os.getpid()]") == [[rank + 1, pid] for rank, pid in enumerate(first)]
 
 
+@pytest.mark.extended_on("spark", "what is sent does not depend on who starts the ranks: test_push_and_pull")
 def test_a_module_that_has_changed(shared_gang, tmp_path):
     """The ranks keep the module, and say so once. After a reload, nothing is said."""
     path = tmp_path / "changing.py"
@@ -281,6 +282,7 @@ def test_a_change_is_repeated_once(shared_gang):
     assert gang.values("hasattr(trainer.model, 'steps')") == [False] * 3
 
 
+@pytest.mark.extended_on("spark", "what is sent does not depend on who starts the ranks: test_push_and_pull")
 def test_objects_of_an_earlier_value_of_a_name(shared_gang):
     """A new object shares the ranks' objects even if the name's earlier value contained them, too."""
     shared_gang.define("class Thing: pass\nmodel, trainer = Thing(), Thing()\ntrainer.model = model")
@@ -289,6 +291,7 @@ def test_objects_of_an_earlier_value_of_a_name(shared_gang):
     assert shared_gang.values("trainer.model is model") == [True] * 3
 
 
+@pytest.mark.extended_on("spark", "what is sent does not depend on who starts the ranks: test_push_and_pull")
 def test_a_change_that_cannot_be_sent_alone(shared_gang):
     """If the object's class leaves out what has changed when it is packed, the object is sent as a whole."""
     shared_gang.define("""
@@ -303,6 +306,7 @@ def test_a_change_that_cannot_be_sent_alone(shared_gang):
     assert shared_gang.values("guarded.x, guarded.lock") == [(2, None)] * 3
 
 
+@pytest.mark.extended_on("spark", "what is sent does not depend on who starts the ranks: test_push_and_pull")
 def test_objects_that_are_sent_later(shared_gang):
     """They share the objects that ranks already have, as in the notebook."""
     shared_gang.define("NONE, held = object(), [1]\ndef f(): return 1\nclass Kind: pass")
@@ -314,6 +318,7 @@ def test_objects_that_are_sent_later(shared_gang):
     assert shared_gang.values("later[0], held, later[0] is held") == [([1, 2], [1, 2], True)] * 3
 
 
+@pytest.mark.extended_on("spark", "what is sent does not depend on who starts the ranks: test_push_and_pull")
 def test_a_change_of_a_model_leaves_what_ranks_have_trained(shared_gang):
     """Only the part that the notebook has changed is sent. New objects share the ranks' own parameters."""
     pytest.importorskip("torch")
@@ -491,12 +496,14 @@ def test_interrupt_keeps_the_gang(shared_gang):
     assert all(steps > 0 for steps in shared_gang.values("steps"))
 
 
+@pytest.mark.extended_on("spark", "test_interrupt_keeps_the_gang")
 def test_interrupt_of_some_ranks(shared_gang):
     """Only the ranks that run the cell are interrupted."""
     assert "1 rank stopped" in interrupted(shared_gang, f"print('ready')\n{FOREVER}", 1)
     assert shared_gang.values("rank") == [0, 1, 2]
 
 
+@pytest.mark.extended_on("spark", "test_interrupt_keeps_the_gang")
 def test_interrupt_at_any_time(shared_gang):
     """No matter how far the cell has run, Stop ends it at once, and the gang stays up."""
     pids = shared_gang.pids()
@@ -596,6 +603,7 @@ def test_a_stall_is_told(shared_gang):
     assert re.search(r"rank 2 finished; ranks 0, 1 wait at cell line 3: `wait\(\)`", notice.text)
 
 
+@pytest.mark.extended_on("spark", "test_a_stall_is_told")
 def test_a_stall_is_told_again_once_a_rank_was_heard_in_between(shared_gang):
     """A thread that prints once does not hide for good where the ranks wait."""
     cell = """
@@ -615,7 +623,7 @@ def test_a_stall_is_told_again_once_a_rank_was_heard_in_between(shared_gang):
 
     interrupt_when(shared_gang, twice)
     with pytest.raises(KeyboardInterrupt):
-        shared_gang.cell(cell, stall_s=1.0, timeout_s=60)
+        shared_gang.cell(cell, stall_s=1.0, timeout_s=DEADLINE_S)
     shared_gang.view.on_refresh = lambda record: None
 
 
@@ -759,6 +767,7 @@ def test_a_rank_that_dies_after_it_has_finished(new_gang):
 
 
 @pytest.mark.slow
+@pytest.mark.extended_on("spark", "test_a_rank_that_dies_in_a_cell kills a rank of the cluster")
 def test_any_rank_killed_at_any_time_of_a_cell(new_gang):
     """The error names the rank that was killed, whichever it is and whenever it is killed; the next cell works."""
     new_gang.start()
@@ -1017,7 +1026,14 @@ def cell(source, gang, namespace=None):
 HOW = {"kill": "os.kill(os.getpid(), signal.SIGKILL)", "exit": "sys.exit()"}
 
 
-@pytest.mark.parametrize(("how", "where"), [("kill", "local"), ("kill", "spark"), ("exit", "local")])
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        ("kill", "local"),
+        pytest.param("kill", "spark", marks=pytest.mark.extended("launcher", "test_interrupt_and_kill_on_spark")),
+        ("exit", "local"),
+    ],
+)
 def test_a_driver_that_ends_takes_its_gang_with_it(driver, wait_until, how, where):
     """Whether the driver exits or is killed, all ranks end, and all processes that the ranks have started."""
     found = driver(f"""{WARM}

@@ -408,6 +408,7 @@ def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
         assert reading.plan.window == 6, "the order of the rows is not known"
 
 
+@pytest.mark.extended("library", "test_rows_of_a_petastorm_data_set")
 def test_windows_of_rows(pair_of_tasks, things):
     """An NGram is read as Petastorm would read it. The number of windows is not known in advance."""
     pair_of_tasks.notebook["url"] = things["url"]
@@ -535,6 +536,7 @@ def test_a_converter_without_a_folder(spark):
         make_spark_converter([3], parent_cache_dir_url="/tmp/x")
 
 
+@pytest.mark.extended("repetition", "test_stop_and_a_killed_kernel of test_materialise.py")
 def test_what_a_killed_kernel_leaves(driver, tmp_path):
     """The next kernel removes the folder of a killed kernel, and no other folder. Neither kernel prints warnings."""
     script = """
@@ -782,7 +784,17 @@ DEATHS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize(
+    "death",
+    [
+        "a killed process",
+        *(
+            pytest.param(death, marks=pytest.mark.extended("repetition", "a killed process"))
+            for death in DEATHS
+            if death != "a killed process"
+        ),
+    ],
+)
 def test_workers_that_die(local, uneven, death):
     """Petastorm's own reader would wait forever, but ours raises an error."""
     cell, said = DEATHS[death]
