@@ -767,7 +767,7 @@ def test_a_rank_that_dies_after_it_has_finished(new_gang):
 
 
 @pytest.mark.slow
-@pytest.mark.extended_on("spark", "test_a_rank_that_dies_in_a_cell kills a rank of the cluster")
+@pytest.mark.extended("repetition", "test_any_rank_killed_at_any_time, and test_a_rank_that_dies_in_a_cell")
 def test_any_rank_killed_at_any_time_of_a_cell(new_gang):
     """The error names the rank that was killed, whichever it is and whenever it is killed; the next cell works."""
     new_gang.start()

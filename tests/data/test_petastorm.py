@@ -149,6 +149,7 @@ def test_batch_reader_as_it_is(pair, uneven):
     assert [line for line in pair.view.record.recent if line.stream == "stderr"] == []
 
 
+@pytest.mark.extended("library", "test_batch_reader_as_it_is, test_transforms_of_rows and test_converter_as_it_is")
 def test_reader_as_it_is(pair_of_tasks, things):
     """make_reader works in Spark's tasks, with the notebook's Unischema and codecs, and a TransformSpec on rows."""
     pair_of_tasks.notebook["things"] = things
@@ -392,6 +393,7 @@ def test_steps_and_rows_of_a_converter(pair, uneven):
         assert [(read.rows, read.steps) for read in once.ended] == [(rows, steps)]
 
 
+@pytest.mark.extended("library", "test_batch_reader_as_it_is, test_transforms_of_rows and test_converter_as_it_is")
 def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
     """make_reader returns single rows. If the batch size is known, batches are counted as steps."""
     pair_of_tasks.notebook["url"] = things["url"]
@@ -408,7 +410,7 @@ def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
         assert reading.plan.window == 6, "the order of the rows is not known"
 
 
-@pytest.mark.extended("library", "test_rows_of_a_petastorm_data_set")
+@pytest.mark.extended("library", "test_batch_reader_as_it_is")
 def test_windows_of_rows(pair_of_tasks, things):
     """An NGram is read as Petastorm would read it. The number of windows is not known in advance."""
     pair_of_tasks.notebook["url"] = things["url"]
@@ -450,6 +452,7 @@ def test_a_filter_leaves_rows_unplanned(pair, uneven):
 # ── The converter ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.extended("library", "test_batch_reader_as_it_is, test_transforms_of_rows and test_converter_as_it_is")
 def test_a_converter_travels(spark, pair_of_tasks, tmp_path, monkeypatch):
     """A converter made in the notebook works in Spark's tasks. delete() in the notebook removes its files."""
     from pyspark.ml.linalg import Vectors
