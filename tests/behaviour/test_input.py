@@ -51,7 +51,6 @@ def test_the_user_answers_each_rank(ring, user):
     assert printed(result.record, 1) == ["password: "]
 
 
-@pytest.mark.extended_on("spark", "test_the_user_interrupts_instead_of_answering asks on Spark")
 def test_an_answer_can_follow_another(ring, user):
     """What is left over from a question never answers the next one. A single rank is not named."""
     user += ["1", "", "three"]
@@ -59,7 +58,6 @@ def test_an_answer_can_follow_another(ring, user):
     assert user.asked == ["", "b\n", "c "]
 
 
-@pytest.mark.extended_on("spark", "test_the_user_interrupts_instead_of_answering asks on Spark")
 def test_what_was_printed_before_the_question_is_shown_first(ring, monkeypatch):
     """When the user is asked, the record has all that the rank has printed, even the unfinished line of the prompt."""
     seen = []
@@ -74,7 +72,6 @@ def test_what_was_printed_before_the_question_is_shown_first(ring, monkeypatch):
     assert seen == [(1, b"name? "), (3, b"name? "), (5, b"name? ")]
 
 
-@pytest.mark.extended_on("spark", "test_the_user_interrupts_instead_of_answering asks on Spark")
 def test_an_answer_to_an_earlier_question_is_ignored(ring, user):
     """If a question was interrupted, its answer may still arrive. The rank waits for the answer to its own question."""
     user += ["late", "right"]
@@ -90,7 +87,6 @@ def test_an_answer_to_an_earlier_question_is_ignored(ring, user):
     assert result.value == ["late", "right"]
 
 
-@pytest.mark.extended_on("spark", "test_the_user_interrupts_instead_of_answering asks on Spark")
 def test_breakpoint_opens_pythons_debugger(ring, user):
     user += ["p x + 1", "up", "continue"]
     result = ring.run("""
@@ -105,7 +101,6 @@ def test_breakpoint_opens_pythons_debugger(ring, user):
     assert any("-> f(41) if rank == 1" in line for line in printed(result.record, 1)), "the line of the caller"
 
 
-@pytest.mark.extended_on("spark", "test_the_user_interrupts_instead_of_answering asks on Spark")
 def test_breakpoint_can_be_switched_off(ring):
     assert ring.run("breakpoint()\n1", n=1, env=(("PYTHONBREAKPOINT", "0"),)).value == 1
 

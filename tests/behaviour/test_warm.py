@@ -95,7 +95,6 @@ def test_variables_persist(shared_gang):
     assert shared_gang.values("more()\n[count, os.getpid()]") == [[rank + 1, pid] for rank, pid in enumerate(first)]
 
 
-@pytest.mark.extended_on("spark", "what is sent does not depend on who starts the ranks: test_push_and_pull")
 def test_a_module_that_has_changed(shared_gang, tmp_path):
     """The ranks keep the module, and say so once. After a reload, nothing is said."""
     path = tmp_path / "changing.py"
@@ -282,7 +281,6 @@ def test_a_change_is_repeated_once(shared_gang):
     assert gang.values("hasattr(trainer.model, 'steps')") == [False] * 3
 
 
-@pytest.mark.extended_on("spark", "what is sent does not depend on who starts the ranks: test_push_and_pull")
 def test_objects_of_an_earlier_value_of_a_name(shared_gang):
     """A new object shares the ranks' objects even if the name's earlier value contained them, too."""
     shared_gang.define("class Thing: pass\nmodel, trainer = Thing(), Thing()\ntrainer.model = model")
@@ -291,7 +289,6 @@ def test_objects_of_an_earlier_value_of_a_name(shared_gang):
     assert shared_gang.values("trainer.model is model") == [True] * 3
 
 
-@pytest.mark.extended_on("spark", "what is sent does not depend on who starts the ranks: test_push_and_pull")
 def test_a_change_that_cannot_be_sent_alone(shared_gang):
     """If the object's class leaves out what has changed when it is packed, the object is sent as a whole."""
     shared_gang.define("""
@@ -306,7 +303,6 @@ def test_a_change_that_cannot_be_sent_alone(shared_gang):
     assert shared_gang.values("guarded.x, guarded.lock") == [(2, None)] * 3
 
 
-@pytest.mark.extended_on("spark", "what is sent does not depend on who starts the ranks: test_push_and_pull")
 def test_objects_that_are_sent_later(shared_gang):
     """They share the objects that ranks already have, as in the notebook."""
     shared_gang.define("NONE, held = object(), [1]\ndef f(): return 1\nclass Kind: pass")
@@ -496,14 +492,12 @@ def test_interrupt_keeps_the_gang(shared_gang):
     assert all(steps > 0 for steps in shared_gang.values("steps"))
 
 
-@pytest.mark.extended_on("spark", "test_interrupt_keeps_the_gang")
 def test_interrupt_of_some_ranks(shared_gang):
     """Only the ranks that run the cell are interrupted."""
     assert "1 rank stopped" in interrupted(shared_gang, f"print('ready')\n{FOREVER}", 1)
     assert shared_gang.values("rank") == [0, 1, 2]
 
 
-@pytest.mark.extended_on("spark", "test_interrupt_keeps_the_gang")
 def test_interrupt_at_any_time(shared_gang):
     """No matter how far the cell has run, Stop ends it at once, and the gang stays up."""
     pids = shared_gang.pids()
