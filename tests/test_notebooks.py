@@ -73,7 +73,7 @@ def test_every_notebook_is_run_here_or_in_the_quickstarts_tests() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart, conversation and hundreds run in make test")
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_the_vote_beats_each_model(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     found = outputs("ensemble")
     *single, together = map(float, re.findall(r"\d\.\d{3}$", printed(found["vote"]), re.MULTILINE))
@@ -101,7 +101,7 @@ def test_a_conversation(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart, conversation and hundreds run in make test")
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """All three readers work. On uneven row groups, Petastorm's shards hang, which is reported, and shards() works.
 
@@ -141,7 +141,7 @@ def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart, conversation and hundreds run in make test")
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """Each picture gets its own window of readings; otherwise, both inputs would be no better than one."""
     found = outputs("mixed_inputs")
@@ -157,7 +157,7 @@ def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, li
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart, conversation and hundreds run in make test")
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_images_from_a_table_to_mistakes(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """The pipeline and predict() give the same predictions. A wrong shape is found before Petastorm's ranks start."""
     found = outputs("images")
@@ -176,7 +176,7 @@ def test_images_from_a_table_to_mistakes(outputs: Callable[[str], dict[str, list
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart, conversation and hundreds run in make test")
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """A killed rank makes no difference to the weights. A changed cell is refused, and continues with --resume."""
     found = outputs("survive")
@@ -201,7 +201,7 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart, conversation and hundreds run in make test")
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_training_on_a_stream(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """The live model stays accurate while the frozen one does not. Each micro-batch counts once, despite the kill."""
     found = outputs("online")
@@ -217,6 +217,7 @@ def test_training_on_a_stream(outputs: Callable[[str], dict[str, list[Any]]]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_hundreds_of_models(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """After the kill, exactly the missing items run. Bad trials of the search are pruned."""
     found = outputs("hundreds")
@@ -243,7 +244,7 @@ def test_a_horovodrunner_notebook_needs_the_extension_and_one_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart, conversation and hundreds run in make test")
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """Both runs and the cell train. Two ranks on Spark have the same model, and a failing rank is named."""
     found = outputs("coming_from_databricks")
@@ -272,7 +273,7 @@ def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, li
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart, conversation and hundreds run in make test")
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_two_frameworks_come_to_the_same_net(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """With the same rows and initial weights, the nets differ only by the order of additions."""
     found = outputs("strategies")

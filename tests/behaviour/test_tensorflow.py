@@ -70,6 +70,7 @@ def test_multi_worker_mirrored_strategy(ring, notebook_cell):
 
 
 @pytest.mark.slow
+@pytest.mark.extended("library", "test_multi_worker_mirrored_strategy; test_two_groups_one_after_another")
 def test_a_strategy_in_a_later_cell(workers):
     """The strategy can be made after other cells, and more than once."""
     assert workers.values("rank", framework="plain") == [0, 1]
@@ -210,6 +211,7 @@ def train():
     return tf.distribute.get_strategy().num_replicas_in_sync, history.history["loss"]
 
 
+@pytest.mark.extended("library", "HorovodRunner in test_horovod.py, and test_torch_distributor_with_a_script")
 def test_mirrored_strategy_runner(tasks, monkeypatch):
     """A function without a strategy trains on all ranks in sync. Ranks get the notebook's environment variables."""
     for name, value in LEGACY.items():

@@ -39,12 +39,13 @@ class Progress:
         if self._expected:
             return  # all workers collect the same tests
         known = [self._last[name] for name in ids if name in self._last]
-        usual = sum(known) / len(known) if known else 0.0
-        self._expected = {name: self._last.get(name, usual) for name in ids}
+        # An estimate from a few of the tests would be far off.
+        usual = sum(known) / len(known) if len(known) > len(ids) / 2 else None
+        self._expected = {name: 0.0 if usual is None else self._last.get(name, usual) for name in ids}
         self._whole = sum(self._expected.values())
         self._begun = time.monotonic()
         workers = self._config.option.numprocesses
-        about = f": about {minutes(self._whole / workers)}, as they took here before" if known else ""
+        about = f": about {minutes(self._whole / workers)}, as they took here before" if self._whole else ""
         self._tell(f"{len(ids):,} tests, {workers} workers{about}")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -74,5 +75,4 @@ class Progress:
         self._told = time.monotonic()
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
-            reporter.ensure_newline()
-            reporter.write_line(line)
+            reporter.write_line(f"\n{line}")

@@ -21,7 +21,7 @@ def test_how_many_run_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, lines = Clock(), []
     monkeypatch.setattr(progress, "time", clock)
     kept = {progress.KEPT: {"a": 100.0, "b": 200.0}}
-    reporter = SimpleNamespace(ensure_newline=lambda: None, write_line=lines.append)
+    reporter = SimpleNamespace(write_line=lambda line: lines.append(line.strip()))
     config = SimpleNamespace(
         option=SimpleNamespace(numprocesses=2),
         cache=SimpleNamespace(get=lambda key, _: kept.get(key, {}), set=kept.__setitem__),
