@@ -21,6 +21,7 @@ DEMO_PACKAGES := $(VENV)/.demo-packages-installed
 PACKAGES_INSTALLED := $(VENV)/.packages-installed
 HOROVOD_INSTALLED := $(VENV)/.horovod-installed
 PEERS_INSTALLED := $(VENV)/.peers-installed
+DOCS_PACKAGES := $(VENV)/.docs-packages-installed
 RELEASE_PACKAGES := $(VENV)/.release-packages-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PANEL := extension/sparkring/views/panel
@@ -45,7 +46,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 # Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
 .PHONY: help demo test test-all test-quick test-versions test-current test-oldest test-gpu check panel lab bench \
-	bench-sets docs notebooks release env env-current env-oldest clean
+	bench-sets docs docs-site notebooks release env env-current env-oldest clean
 
 help:
 	@printf '%-18s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
@@ -62,6 +63,7 @@ help:
 	@printf '%-18s %s\n' 'make bench' 'compare sparkring with similar tools'
 	@printf '%-18s %s\n' 'make bench-sets' 'run some benchmarks with the pinned and the newest versions'
 	@printf '%-18s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
+	@printf '%-18s %s\n' 'make docs-site' 'build the documentation with the notebooks as web pages, in build/site (Python 3.11)'
 	@printf '%-18s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
 	@printf '%-18s %s\n' 'make release' 'build the distributions in dist/, check them, and print the notes of the version; nothing is published'
 	@printf '%-18s %s\n' 'make env' 'only set up the environment (PYTHON=… selects the Python: 3.11, 3.13 or 3.10)'
@@ -143,6 +145,12 @@ bench-sets: env env-current
 docs: $(PACKAGES_INSTALLED)
 	@$(BIN)/python docs/write_reference.py
 
+# Warnings are errors, so a link that leads nowhere ends the build.
+docs-site: $(DOCS_PACKAGES)
+	@rm -rf build/site
+	@$(BIN)/python -m sphinx --quiet --conf-dir docs --doctree-dir build/doctrees --fail-on-warning . build/site
+	@echo 'The site is ready: open build/site/index.html in a browser.'
+
 notebooks: env
 	@$(BIN)/python notebooks/write_outputs.py
 
@@ -198,6 +206,10 @@ $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 
 $(PEERS_INSTALLED): $(PACKAGES_INSTALLED)
 	@$(BIN)/python $(WATCH) $(VENV)/peers.log 'Installing the tools that sparkring is compared with' $(INSTALL) '.[bench]'
+	@touch $@
+
+$(DOCS_PACKAGES): $(VENV_MADE) $(SETUP)
+	@$(BIN)/python $(WATCH) $(VENV)/docs-packages.log 'Installing what builds the site of the documentation' $(INSTALL) '.[docs]'
 	@touch $@
 
 $(RELEASE_PACKAGES): $(VENV_MADE) $(SETUP)

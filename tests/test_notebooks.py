@@ -1,4 +1,4 @@
-"""Tests that run the notebooks, except the quickstart, from the first cell to the last in a real kernel."""
+"""Tests that run the notebooks, except the quickstart, and the tutorials from beginning to end in a real kernel."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from waiting import PACE
 import sparkring
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+TUTORIALS = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 CELL_TIMEOUT_S = round(300 * PACE)
 HAS_PETASTORM = sys.version_info < (3, 13)  # there are no builds of the versions of pyarrow and NumPy that it needs
@@ -37,16 +38,26 @@ def loop() -> Iterator[None]:
 
 
 @pytest.fixture
-def outputs(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, list[Any]]]:
+def execute(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that runs the cells of a notebook in a folder."""
+
+    def run(notebook: nbformat.NotebookNode, folder: Path, *, spares: bool) -> None:
+        monkeypatch.setenv("PYTHONPATH", SOURCE_ROOT)
+        monkeypatch.setenv("SPARKRING_SPARE", "1" if spares else "0")
+        monkeypatch.setenv("JUPYTER_PATH", "")  # own_kernel() adds to it
+        run_demo.own_kernel(tmp_path / "jupyter")
+        run_demo.execute(notebook, folder, tmp_path / "kernel.log", CELL_TIMEOUT_S)
+
+    return run
+
+
+@pytest.fixture
+def outputs(execute: Callable[..., None]) -> Callable[[str], dict[str, list[Any]]]:
     """Return a function that runs a notebook, and returns the outputs of its cells by id."""
 
     def run(name: str) -> dict[str, list[Any]]:
-        monkeypatch.setenv("PYTHONPATH", SOURCE_ROOT)
-        monkeypatch.setenv("SPARKRING_SPARE", "1" if name in WITH_SPARES else "0")
-        monkeypatch.setenv("JUPYTER_PATH", "")  # own_kernel() adds to it
-        run_demo.own_kernel(tmp_path / "jupyter")
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-        run_demo.execute(notebook, NOTEBOOKS, tmp_path / "kernel.log", CELL_TIMEOUT_S)
+        execute(notebook, NOTEBOOKS, spares=name in WITH_SPARES)
         found = {cell.id: cell.get("outputs", []) for cell in notebook.cells}
         noise = [output.text for cell in found.values() for output in cell if output.get("name") == "stderr"]
         # These make a Spark session and write or score a DataFrame; sparkring says so. They also have pandas
@@ -70,6 +81,15 @@ def result(cell: list[Any]) -> str:
 def test_every_notebook_is_run_here_or_in_the_quickstarts_tests() -> None:
     run = set(re.findall(r'outputs\("(\w+)"\)', Path(__file__).read_text(encoding="utf-8"))) | {"quickstart"}
     assert run == {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
+
+
+@pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_the_cells_of_a_tutorial_run_as_written(path: Path, execute: Callable[..., None], tmp_path: Path) -> None:
+    """Every block of Python is a cell. Blocks that are not for notebooks have no language, or the language `py`."""
+    blocks = re.findall(r"(?ms)^```python\n(.*?)^```$", path.read_text(encoding="utf-8"))
+    execute(nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, blocks)]), tmp_path, spares=True)
 
 
 @pytest.mark.slow
