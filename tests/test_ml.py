@@ -44,8 +44,8 @@ def frame(spark, tmp_path, monkeypatch):
 
 @pytest.fixture
 def pair(watch):
-    """Start two warm ranks for all fits in this file. Packages are imported once for both ranks."""
-    return shared("local", watch, 2, imports=("tensorflow", "keras", "horovod.tensorflow.keras", "torch"))
+    """Start two warm ranks for all fits in this file. PyTorch is imported once for both ranks."""
+    return shared("local", watch, 2, imports=("torch",))
 
 
 def torch_estimator(**params):
@@ -58,43 +58,50 @@ def torch_estimator(**params):
     return TorchEstimator(**{"np": -2, "batch_size": 16, "epochs": 3, **COLUMNS, **settings, **params})
 
 
+def keras_estimator():
+    import tensorflow as tf
+
+    layers = [tf.keras.layers.Dense(8, "tanh"), tf.keras.layers.Dense(1)]
+    return KerasEstimator(
+        np=-2, model=tf.keras.Sequential([tf.keras.Input((2,)), *layers]), optimizer=tf.keras.optimizers.Adam(0.02),
+        loss="mse", metrics=["mae"], batch_size=16, epochs=3, validation="held", sample_weight_col="weight",
+        callbacks=[tf.keras.callbacks.EarlyStopping("val_loss", min_delta=1e9)], **COLUMNS,
+    )  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.versions("of Keras, PyTorch and pyspark.ml")
-def test_pipelines(frame, pair, driver, tmp_path, monkeypatch, capfd):
-    """Both estimators train on warm ranks. A saved pipeline gives the same predictions in a new process."""
-    import tensorflow as tf
+@pytest.mark.parametrize(
+    "name", ["torch", pytest.param("keras", marks=pytest.mark.extended("library", "the same with torch"))]
+)
+def test_pipelines(frame, pair, driver, tmp_path, monkeypatch, capfd, name):
+    """Each estimator trains on warm ranks. A saved pipeline gives the same predictions in a new process."""
     import torch
 
     assembler = VectorAssembler(inputCols=["a", "b"], outputCol="x")
-    layers = [tf.keras.layers.Dense(8, "tanh"), tf.keras.layers.Dense(1)]
-    stages = {
-        "keras": KerasEstimator(
-            np=-2, model=tf.keras.Sequential([tf.keras.Input((2,)), *layers]), optimizer=tf.keras.optimizers.Adam(0.02),
-            loss="mse", metrics=["mae"], batch_size=16, epochs=3, validation="held", sample_weight_col="weight",
-            callbacks=[tf.keras.callbacks.EarlyStopping("val_loss", min_delta=1e9)], **COLUMNS,
-        ),
-        "torch": torch_estimator(validation=0.2, metrics=[torch.nn.functional.l1_loss]),
-    }  # fmt: skip
-    expected, rows = {}, frame.where("id < 3").toPandas()[["a", "b"]].to_numpy(np.float32)
-    for name, stage in stages.items():
-        fitted = Pipeline(stages=[assembler, stage]).fit(frame)
-        fitted.save(str(tmp_path / name))
-        model, history = fitted.stages[1].getModel(), fitted.stages[1].history
-        assert history["loss"][-1] < history["loss"][0]
-        if name == "keras":
-            assert history.keys() >= {"loss", "mae", "val_loss", "val_mae"}
-            assert len(history["loss"]) == 2, "stopped early"
-            expected[name] = model.predict_on_batch(rows)[:, 0]
-        else:
-            assert history.keys() == {"loss", "l1_loss", "val_loss", "val_l1_loss"}
-            expected[name] = model(torch.from_numpy(rows)).detach().numpy()[:, 0]
+    rows = frame.where("id < 3").toPandas()[["a", "b"]].to_numpy(np.float32)
+    stage = (
+        keras_estimator() if name == "keras" else torch_estimator(validation=0.2, metrics=[torch.nn.functional.l1_loss])
+    )
+    fitted = Pipeline(stages=[assembler, stage]).fit(frame)
+    fitted.save(str(tmp_path / name))
+    model, history = fitted.stages[1].getModel(), fitted.stages[1].history
+    assert history["loss"][-1] < history["loss"][0]
     said = capfd.readouterr().err
-    assert said.count("saved with cloudpickle") == 1, "only the function of the torch module"
-    again = stages["torch"].copy({stages["torch"].epochs: 1}).fit(assembler.transform(frame))
-    assert len(again.getHistory()["loss"]) == 1
-    said = capfd.readouterr().err
-    assert "reused" in said
-    assert "writing the DataFrame" not in said
+    if name == "keras":
+        assert history.keys() >= {"loss", "mae", "val_loss", "val_mae"}
+        assert len(history["loss"]) == 2, "stopped early"
+        expected = model.predict_on_batch(rows)[:, 0]
+        assert "saved with cloudpickle" not in said
+    else:
+        assert history.keys() == {"loss", "l1_loss", "val_loss", "val_l1_loss"}
+        expected = model(torch.from_numpy(rows)).detach().numpy()[:, 0]
+        assert said.count("saved with cloudpickle") == 1, "the function of the torch module"
+        again = stage.copy({stage.epochs: 1}).fit(assembler.transform(frame))
+        assert len(again.getHistory()["loss"]) == 1
+        said = capfd.readouterr().err
+        assert "reused" in said
+        assert "writing the DataFrame" not in said
     torch_estimator(model=torch.nn.Linear(2, 1)).write().save(str(tmp_path / "estimator"))
     # The new Python process uses the Java process of this one, so it need not start another.
     gateway = frame.sparkSession.sparkContext._gateway.gateway_parameters
@@ -113,16 +120,14 @@ def test_pipelines(frame, pair, driver, tmp_path, monkeypatch, capfd):
         SparkContext(gateway=java, jsc=context, conf=SparkConf(_jconf=context.getConf()))
         model.predict = functools.partial(model.predict, idle_s=0.3)
         frame = SparkSession.builder.getOrCreate().sql({ROWS!r}).where("id < 3")
-        for name in {list(stages)!r}:
-            scored = PipelineModel.load({str(tmp_path)!r} + "/" + name).transform(frame)
-            print("found", name, json.dumps([row.y__output for row in scored.collect()]), flush=True)
+        scored = PipelineModel.load({str(tmp_path / name)!r}).transform(frame)
+        print("found", json.dumps([row.y__output for row in scored.collect()]), flush=True)
         loaded = TorchEstimator.load({str(tmp_path / "estimator")!r})
         print("loaded", loaded.getEpochs(), loaded.getModel().weight.shape[1])
     """)
     text = other.wait()
-    for name, values in expected.items():
-        found = json.loads(text.partition(f"found {name} ")[2].partition("\n")[0])
-        np.testing.assert_allclose(found, values, rtol=1e-4)
+    found = json.loads(text.partition("found ")[2].partition("\n")[0])
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
     assert "loaded 3 2" in text
 
 
