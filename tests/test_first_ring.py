@@ -34,7 +34,15 @@ def test_make_installs_one_thing_at_a_time() -> None:
     """make installs one thing at a time, even with -j, and the first ring runs before the slow steps."""
     dry = ["make", "--dry-run", "--always-make", "-j4", "demo", "PYTHON=python3"]
     answer = subprocess.run(dry, capture_output=True, text=True, check=True, cwd=ROOT)
-    steps = ("venv .venv", "'.[torch]'", "first_ring.py", "'.[demo]'", "sparkring-build-horovod", "run_demo.py")
+    steps = (
+        "venv .venv",
+        "'.[torch]'",
+        "first_ring.py",
+        "'.[demo]'",
+        "run_demo.py",
+        "sparkring-build-horovod",
+        "--tag",
+    )
     places = [answer.stdout.index(step) for step in steps]
     assert places == sorted(places)
     assert "'.[all,dev]'" not in answer.stdout
