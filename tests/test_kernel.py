@@ -622,9 +622,10 @@ def test_checkpoints_of_a_store_and_of_the_last_run(kernel: Kernel, saved: Path)
     assert "The best by loss (max) is step 10" in kernel.run("%checkpoints store").done().displayed
     assert complete(kernel, "%checkpoints st") == ["store"]
     kernel.run("""
-        from sparkring.history import run_store as runs
         from sparkring.history.events import RunStarted
-        found = runs.RunFolder(runs.new_id())
+        from sparkring.history.run_folder import RunFolder
+        from sparkring.history.run_store import new_id
+        found = RunFolder(new_id())
         found.write(RunStarted(0.0, "id", "t", "c", 1, "local", "plain", "all", checkpoint_dir=str(path)))
         found.close()
     """).done()

@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from sparkring.engine import background, queries
+from sparkring.history import compression
 
 MARK = "SPARKRING_TEST"  # in the environment of every process that a test starts, and so in /proc
 SETTLE_S = 1.0  # what still exists after this time counts as left behind
@@ -245,6 +246,9 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     yield found
     background.stop_all()
     queries.close()
+    for thread in threading.enumerate():
+        if thread.name == compression.THREAD:  # it ends by itself, when it has compressed the logs of a large run
+            thread.join()
     complaints = found.complaints(SETTLE_S)
     for pid in marked(found.mark) if "processes" in complaints else ():
         with contextlib.suppress(OSError):

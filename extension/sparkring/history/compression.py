@@ -21,6 +21,7 @@ from sparkring.history.rank_logs import COMPRESSED, segments_by_rank
 from sparkring.history.record import LARGE_FILE_BYTES
 from sparkring.history.run_store import END_BYTES, EVENTS, LOOKED_THROUGH_BYTES, MIDDLE, MIDDLE_LINE, last, saved
 
+THREAD = "sparkring-compression"
 LEVEL = 3  # of 9: higher ones take much longer, and make logs only a little smaller
 PART = ".part"  # the end of the name of a file that is not complete
 BLOCK_BYTES = 1024 * 1024
@@ -29,7 +30,7 @@ ABANDONED_AFTER_S = 60  # an incomplete file that has not changed for this long 
 
 def compress_in_background() -> threading.Thread:
     """Compress all runs that have ended, in a thread that does not keep Python from exiting."""
-    thread = threading.Thread(target=_compress_all, name="sparkring-compression", daemon=True)
+    thread = threading.Thread(target=_compress_all, name=THREAD, daemon=True)
     thread.start()
     return thread
 
