@@ -1670,11 +1670,13 @@ def test_names_of_the_notebook_that_a_cell_assigns(cell, names):
 
 
 @pytest.mark.parametrize(
-    ("earlier", "cell", "told"),
+    ("earlier", "cell", "words"),
     [
         ("json.indent = 2", "json.dumps(1)", "`json.indent`. The ranks import `json` anew"),
         ("if True:\n    json.decoder.x += 2", "json.dumps(1)", "`json.decoder.x`. The ranks"),
         ("json.indent = 2\njson.JSONDecoder.lr = 1", "json", "`json.indent`, `json.JSONDecoder.lr`. The ranks"),
+        ("json.settings['a b']['lr'] = 2", "json", "`json.settings['a b']['lr']`. The ranks"),
+        ("json.environ['lr'] = '2'", "json", None),  # ranks get the environment
         ("Decoder.lr = 1", "Decoder", "`Decoder.lr`. The ranks import `Decoder` anew"),
         ("json.indent = 2", "json.indent = 2\njson.dumps(1)", None),
         ("json.indent == 2", "json", None),
@@ -1682,9 +1684,10 @@ def test_names_of_the_notebook_that_a_cell_assigns(cell, names):
         ("frame.indent = 2", "json", None),
     ],
 )
-def test_attributes_that_the_notebook_has_set_in_modules(earlier, cell, told):
+def test_attributes_that_the_notebook_has_set_in_modules(earlier, cell, words):
     own = types.SimpleNamespace()
     namespace = {"In": ["", earlier], "json": json, "Decoder": json.JSONDecoder, "own": own, "frame": json}
     names = ["json"] if "json" in cell else [cell]
-    found = set_attributes.notices([cell], names, namespace)
-    assert [told] == [told for notice in found if told in notice] if told else found == []
+    notices = set_attributes.notices([cell], names, namespace)
+    assert len(notices) == (words is not None)
+    assert words is None or words in notices[0]

@@ -125,7 +125,7 @@ def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]
         assert re.search(
             r"rank 0 waits in a TensorFlow graph, .*\n +rank 1 waits in allreduce, cell line", error.evalue
         )
-        assert re.search(r"silent for \d s: rank 0 waits in a TensorFlow graph", panel.data["text/html"])
+        assert re.search(r"silent for \d+ s: rank 0 waits in a TensorFlow graph", panel.data["text/html"])
         assert printed(found["hang-result"]).splitlines() == [
             "rank 0 was given 7,733 rows for 121 steps",
             "rank 1 was given 5,200 rows for 82 steps",

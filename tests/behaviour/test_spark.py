@@ -102,7 +102,7 @@ import sparkdl, sparkdl.horovod
 os.environ["PYSPARK_PYTHON"] = {python!r}
 import numpy
 from sparkring.errors import LaunchError, SlotsError
-session = spark({url!r})
+session = spark({url!r}, **{{"spark.cores.max": "2"}})
 try:
     run("rank", 0)
 except SlotsError as error:
@@ -325,7 +325,7 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
 
     The notebook's packages are not on the executors' path. All names of sparkring and sparkdl can be imported, even if
     the libraries behind them are missing. Without an executor, np=0, which takes every slot, is an error. Other runs
-    wait for the executors of a new session.
+    wait for the executors that the session's settings promise.
     """
     folder = tmp_path / "bare"
     venv.create(folder, symlinks=True, with_pip=False)

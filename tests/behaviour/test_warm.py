@@ -596,6 +596,29 @@ def test_a_stall_is_told(shared_gang):
     assert re.search(r"rank 2 finished; ranks 0, 1 wait at cell line 3: `wait\(\)`", notice.text)
 
 
+def test_a_stall_is_told_again_once_a_rank_was_heard_in_between(shared_gang):
+    """A thread that prints once does not hide for good where the ranks wait."""
+    cell = """
+        import threading, time
+        if rank == 0:
+            threading.Timer(3, print, ["still here"]).start()
+        if rank != 2:
+            time.sleep(600)
+    """
+    told = []
+
+    def twice(record):
+        there = any("silent for" in notice.text for notice in record.notices)
+        if there != (len(told) % 2 == 1):
+            told.append(there)
+        return told == [True, False, True]
+
+    interrupt_when(shared_gang, twice)
+    with pytest.raises(KeyboardInterrupt):
+        shared_gang.cell(cell, stall_s=1.0, timeout_s=60)
+    shared_gang.view.on_refresh = lambda record: None
+
+
 @pytest.mark.slow
 def test_ranks_that_wait_in_different_collectives_of_one_line_are_a_stall(pair):
     """Keras' fit(), for example, is one line. The interrupt ends the cell even if TensorFlow swallows it."""

@@ -248,7 +248,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     queries.close()
     for thread in threading.enumerate():
         if thread.name == compression.THREAD:  # it ends by itself, when it has compressed the logs of a large run
-            thread.join()
+            thread.join(60)
     complaints = found.complaints(SETTLE_S)
     for pid in marked(found.mark) if "processes" in complaints else ():
         with contextlib.suppress(OSError):

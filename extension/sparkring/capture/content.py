@@ -56,7 +56,7 @@ _OF_PROCESS = {
     "_Environ": ("os", "environ"),
 }
 _OF_PYDANTIC = ("__pydantic_fields__", "__pydantic_decorators__")  # the others are derived from these
-_HAS_DOCSTRING = 0x4000000  # in `code.co_flags`, from Python 3.13 on
+_HAS_DOCSTRING = 0x4000000  # in `code.co_flags`, from Python 3.14 on
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: the type is not built in
 
 
@@ -414,7 +414,7 @@ def _has_docstring(code: types.CodeType) -> bool:
     """Whether the first constant of a function's code is its docstring, and nothing else."""
     if not code.co_consts or type(code.co_consts[0]) is not str:
         return False
-    if sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 14):
         has = bool(code.co_flags & _HAS_DOCSTRING)
     else:
         has = bool(code.co_flags & inspect.CO_NEWLOCALS) and not code.co_name.startswith("<")

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from sparkring.capture.picklability import by_reference
 
 _ASSIGNMENT = re.compile(
-    r"^[ \t]*([^\W\d]\w*)((?:\.[^\W\d]\w*)+)[ \t]*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=)", re.MULTILINE
+    r"^[ \t]*([^\W\d]\w*)((?:\.[^\W\d]\w*)+(?:\[[^]\n]*\])*)[ \t]*(?:[-+*/%&|^@]|//|\*\*|<<|>>)?=(?!=)", re.MULTILINE
 )
-_HARMLESS = re.compile(r"\.options\.(display|plotting)\.")  # how pandas shows a frame
+# How pandas and matplotlib show things, and the environment, which ranks get.
+_HARMLESS = re.compile(r"\.options\.(display|plotting)\.|\.rcParams\[|\.environ\[")
 
 
 def notices(sources: Sequence[str], names: Iterable[str], namespace: Mapping[str, object]) -> list[str]:

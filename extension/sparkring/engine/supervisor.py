@@ -93,7 +93,6 @@ class Supervisor:
         self._began = time.time()
         self._slow_at = time.monotonic() + gang.launcher.slow_after_s
         self._look_at = 0.0
-        self._told = ""
         self._idle_gpus = IdleGpus()
         self._look_at_gpus = 0.0
         self._told_of_lone_ranks = (
@@ -316,8 +315,9 @@ class Supervisor:
         # The cell's line alone is not enough: all of Keras' fit(), for example, is one line of the cell.
         places = {(stack.cell_line, collective(stack.text)) for stack in stacks}
         where = describe.explain_where(self.recorder.record)
-        if (len(places) > 1 or len(running) < len(self.execution.ranks)) and where != self._told:
-            self._told = where
+        # A notice goes when a rank is heard, so the same one may be due again.
+        told = any(notice.text.endswith(where) for notice in self.recorder.record.notices)
+        if (len(places) > 1 or len(running) < len(self.execution.ranks)) and not told:
             silence = describe.duration(round(time.time() - heard))
             self.recorder.notice(f"the ranks have been silent for {silence}: {where}", until="heard")
 
