@@ -95,6 +95,16 @@ def keep(notebook: nbformat.NotebookNode, folder: Path, name: str) -> Path:
     return page
 
 
+def after(outcome: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the last run of the whole notebook and these, which are compared with the first of a step."""
+    earlier = json.loads(outcome.read_text(encoding="utf-8")) if outcome.is_file() else []
+    new = {(row["step"], row["where"]) for row in rows}
+    rows = [row for row in earlier if (row["step"], row["where"]) not in new] + rows
+    for row in rows:
+        row["speedup"] = next(first["seconds"] for first in rows if first["step"] == row["step"]) / row["seconds"]
+    return rows
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the outcome as aligned columns, with numbers aligned to the right."""
     cells = [
@@ -157,7 +167,10 @@ def main() -> int:
         )
         return 1
     if outcome.is_file():
-        print(f"\n{table(json.loads(outcome.read_text(encoding='utf-8')))}")
+        rows = json.loads(outcome.read_text(encoding="utf-8"))
+        if options.tag:
+            rows = after(folder.with_name(options.notebook.stem) / outcome.name, rows)
+        print(f"\n{table(rows)}")
     print(f"\n  All cells ran, in {time.monotonic() - begun:.0f} s. The executed notebook: {shown(page)}")
     return 0
 
