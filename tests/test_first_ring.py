@@ -50,7 +50,7 @@ def test_make_installs_one_thing_at_a_time() -> None:
 
 
 def test_the_table_after_horovod_has_all_ways_of_running_the_net(run_demo: Any, tmp_path: Path) -> None:
-    """When only the section on Horovod has run, its row follows those of the whole notebook, and is compared to them."""
+    """When only the section on Horovod has run, its row follows the rows of the whole notebook."""
     (tmp_path / "outcome.json").write_text(
         '[{"step": "one net", "where": "the kernel", "seconds": 20.0, "speedup": 1.0},'
         ' {"step": "one net", "where": "Horovod", "seconds": 20.0, "speedup": 1.0}]'
