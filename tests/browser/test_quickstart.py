@@ -163,8 +163,10 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(executed: Executed) -> None:
 
 
 def test_nothing_but_the_notebook_speaks(executed: Executed) -> None:
-    """stderr stays empty: TensorFlow, Spark, the JVM and sparkring print no warnings."""
-    assert not [(cell, output.text) for cell, output in executed.every_output() if output.get("name") == "stderr"]
+    """On stderr, sparkring says that it makes a SparkSession. PyTorch, Spark and the JVM print no warnings."""
+    texts = [(cell, output.text) for cell, output in executed.every_output() if output.get("name") == "stderr"]
+    assert {cell for cell, _ in texts} == {"clock-spark"}
+    assert all(line.startswith("sparkring: ") for _, text in texts for line in text.splitlines())
 
 
 def test_pictures_and_tables_are_there(executed: Executed) -> None:
