@@ -22,6 +22,7 @@ PACKAGES_INSTALLED := $(VENV)/.packages-installed
 HOROVOD_INSTALLED := $(VENV)/.horovod-installed
 HOROVOD_FOR_DEMO := $(VENV)/.horovod-for-demo-installed
 PEERS_INSTALLED := $(VENV)/.peers-installed
+DOCS_PACKAGES := $(VENV)/.docs-packages-installed
 RELEASE_PACKAGES := $(VENV)/.release-packages-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PANEL := extension/sparkring/views/panel
@@ -45,14 +46,15 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 
 # Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
-.PHONY: help demo test test-quick test-versions test-current test-oldest test-gpu check panel lab bench bench-sets docs \
-	notebooks release env env-current env-oldest clean
+.PHONY: help demo test test-all test-quick test-versions test-current test-oldest test-gpu check panel lab bench \
+	bench-sets docs docs-site notebooks release env env-current env-oldest clean
 
 help:
 	@printf '%-18s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
-	@printf '%-18s %s\n' 'make test' 'set everything up and run all tests: kernels, a browser, local Spark, a standalone cluster'
+	@printf '%-18s %s\n' 'make test' 'set everything up and test every behaviour: in kernels, a browser, local Spark, a cluster'
+	@printf '%-18s %s\n' 'make test-all' 'run all tests: before a release, and after a change to what only this target tests'
 	@printf '%-18s %s\n' 'make test-quick' 'run only the fast tests that need no kernel, browser or Spark'
-	@printf '%-18s %s\n' 'make test-current' 'run all tests with the newest versions, on Python 3.13'
+	@printf '%-18s %s\n' 'make test-current' 'run the same tests as make test-all with the newest versions, on Python 3.13'
 	@printf '%-18s %s\n' 'make test-versions' 'run the tests whose outcome can depend on the versions (PYTHON=… selects the set)'
 	@printf '%-18s %s\n' 'make test-oldest' 'run the same tests as make test-versions with the oldest versions, on Python 3.10'
 	@printf '%-18s %s\n' 'make test-gpu' 'build Horovod with NCCL and run the checks that need an NVIDIA GPU (PYTHON=… has PyTorch)'
@@ -62,6 +64,7 @@ help:
 	@printf '%-18s %s\n' 'make bench' 'compare sparkring with similar tools'
 	@printf '%-18s %s\n' 'make bench-sets' 'run some benchmarks with the pinned and the newest versions'
 	@printf '%-18s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
+	@printf '%-18s %s\n' 'make docs-site' 'build the documentation with the notebooks as web pages, in build/site (Python 3.11)'
 	@printf '%-18s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
 	@printf '%-18s %s\n' 'make release' 'build the distributions in dist/, check them, and print the notes of the version; nothing is published'
 	@printf '%-18s %s\n' 'make env' 'only set up the environment (PYTHON=… selects the Python: 3.11, 3.13 or 3.10)'
@@ -82,16 +85,20 @@ quickstart: $(DEMO_PACKAGES)
 	@test -e $(HOROVOD_FOR_DEMO) || printf '\n%s\n%s\n\n' 'You can stop here with Ctrl-C: all but Horovod is ready.' \
 		'Otherwise, Horovod is built now, which takes a few minutes, and runs the same net.'
 
+# Left out are tests that are marked with `extended`: by five rules, which are in CONTRIBUTING.md.
 test: env
-	@$(PYTEST) tests
+	@$(PYTEST) tests -m 'not extended'
+
+test-all: env
+	@$(PYTEST) tests --pictures
 
 test-quick: env
 	@$(PYTEST) tests -m 'not (browser or kernel or cluster or spark or driver or slow)'
 
 # The tests whose outcome can differ between sets: all tests in one process or in a kernel; tests in local ranks that
 # are marked with `standalone`, because the launcher matters to them; and all tests that are marked with `versions`.
-# Tests that take a long time, or need Spark or a browser, run only if they are marked with `versions`.
-TEST_VERSIONS := not (browser or cluster or spark or driver or slow or ring) or (ring and standalone and not slow) or versions
+# Tests that take a long time, need Spark or a browser, or are extended run only if they are marked with `versions`.
+TEST_VERSIONS := (not (browser or cluster or spark or driver or slow or ring) or (ring and standalone and not slow)) and not extended or versions
 test-versions: env
 	@$(PYTEST) tests -m '$(TEST_VERSIONS)'
 
@@ -104,7 +111,7 @@ env-oldest:
 	@$(MAKE) $(call WITH,-oldest) env
 
 test-current:
-	@$(MAKE) $(call WITH,-current) test
+	@$(MAKE) $(call WITH,-current) test-all
 
 test-oldest:
 	@$(MAKE) $(call WITH,-oldest) test-versions
@@ -144,6 +151,12 @@ bench-sets: env env-current
 
 docs: $(PACKAGES_INSTALLED)
 	@$(BIN)/python docs/write_reference.py
+
+# Warnings are errors, so a link that leads nowhere ends the build.
+docs-site: $(DOCS_PACKAGES)
+	@rm -rf build/site
+	@$(BIN)/python -m sphinx --quiet --conf-dir docs --doctree-dir build/doctrees --fail-on-warning . build/site
+	@echo 'The site is ready: open build/site/index.html in a browser.'
 
 notebooks: env
 	@$(BIN)/python notebooks/write_outputs.py
@@ -200,6 +213,10 @@ $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 
 $(PEERS_INSTALLED): $(PACKAGES_INSTALLED)
 	@$(BIN)/python $(WATCH) $(VENV)/peers.log 'Installing the tools that sparkring is compared with' $(INSTALL) '.[bench]'
+	@touch $@
+
+$(DOCS_PACKAGES): $(VENV_MADE) $(SETUP)
+	@$(BIN)/python $(WATCH) $(VENV)/docs-packages.log 'Installing what builds the site of the documentation' $(INSTALL) '.[docs]'
 	@touch $@
 
 $(RELEASE_PACKAGES): $(VENV_MADE) $(SETUP)

@@ -32,6 +32,7 @@ settings.load_profile("any speed")
 
 pytest_plugins = (
     "kinds",
+    "extended",
     "versions",
     "waiting",
     "leaks",
@@ -42,6 +43,7 @@ pytest_plugins = (
     "pools",
     "fake_nvml",
     "gpu_checks",
+    "progress",
 )  # in tests/plugins; each plugin may use the plugins before it
 
 
@@ -52,6 +54,9 @@ collect_ignore = ["data/test_petastorm.py"] if sys.version_info >= (3, 13) else 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--standalone", action="store_true", help="run the behaviour suite on a real Spark standalone cluster"
+    )
+    parser.addoption(
+        "--pictures", action="store_true", help="show panels in the dark theme, too, with screenshots in build/browser"
     )
 
 

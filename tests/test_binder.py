@@ -1,4 +1,4 @@
-"""Checks binder/ against repo2docker's rules, as far as this is possible without building an image.
+"""Checks binder/ against repo2docker's rules, and the Dockerfile, as far as this is possible without building an image.
 
 The rules are in repo2docker's documentation: https://repo2docker.readthedocs.io/en/latest/configuration/
 """
@@ -152,3 +152,17 @@ def test_commands_exist(commands: list[list[str]], setup: configparser.ConfigPar
     (build,) = (words for words in commands if ours & set(words))
     accepted = {option for action in build_horovod.parser()._actions for option in action.option_strings}
     assert {word for word in build if word.startswith("--")} - {"--cpu-list"} <= accepted  # an option of taskset
+
+
+def test_the_dockerfile_names_what_is_there(setup: configparser.ConfigParser) -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (python,) = re.findall(r"(?m)^FROM python:(.+)-slim$", text)
+    assert (BINDER / "runtime.txt").read_text(encoding="utf-8").strip() == f"python-{python}"
+    targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert set(re.findall(r"(?m)^RUN make (\S+)", text)) <= set(targets)
+    (install,) = re.findall(r"(?m)^RUN \.venv/bin/python -m pip install (.+)", text)
+    assert (ROOT / options(shlex.split(install), "--constraint")[0]).is_file()
+    (extra,) = re.findall(r"'\.\[(\w+)\]'", install)
+    assert extra in setup["options.extras_require"]
+    (packages,) = re.findall(r"--no-install-recommends (.+?) &&", text)
+    assert set(packages.split()) == set((BINDER / "apt.txt").read_text(encoding="utf-8").split())

@@ -32,14 +32,14 @@ from sparkring.worker.rank.barrier import Rows
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PACKAGE = Path(sparkring.__file__).parent
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted(DOCS.glob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted(DOCS.rglob("*.md"))]
 # Folders that are searched for files that a page names without a folder.
 FOLDERS = (ROOT, PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir()))
 REFERENCE = DOCS / "reference.md"
 TROUBLES = DOCS / "troubleshooting.md"
 
 LAUNCH = {each.lesson.magic for each in FRAMEWORKS.values() if each.lesson is not None}
-OTHERS_MAGICS = {"px", "bash", "sh", "script"}  # ipyparallel's and IPython's
+OTHERS_MAGICS = {"px", "autoreload", "bash", "sh", "script"}  # ipyparallel's and IPython's
 OTHERS_METHODS = {"cache", "cpu", "run"}  # of Spark, torch and TorchDistributor
 
 
@@ -408,7 +408,7 @@ def test_messages_are_those_of_the_code(tmp_path: Path) -> None:
 
 def test_the_index_names_every_page() -> None:
     linked = {(DOCS / target).resolve() for target in read(DOCS / "README.md").targets}
-    assert {path for path in DOCS.glob("*.md") if path.name != "README.md"} <= linked
+    assert {path for path in DOCS.rglob("*.md") if path.name != "README.md"} <= linked
 
 
 def test_every_setting_is_in_the_reference() -> None:

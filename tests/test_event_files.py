@@ -132,6 +132,7 @@ def test_without_metrics_or_tensorboard(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.extended("library", "the tests above read the files")
 def test_tensorboard_itself_starts_and_reads_them():
     """TensorBoard starts even if its environment is not on PATH, and even if setuptools has no pkg_resources."""
     folder = write_event_files(saved(keras(0, 1.0, 1.0, 1), keras(0, 2.0, 0.5, 2)))

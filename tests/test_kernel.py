@@ -24,12 +24,11 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
 from nbconvert import HTMLExporter
-from waiting import until
+from waiting import DEADLINE_S, PACE, until
 
 import sparkring
 
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
-DEADLINE_S = 120.0
 FRAMEWORKS = ["tensorflow", "torch", "horovod", "pyspark", "ipywidgets", "anywidget", "matplotlib"]
 
 
@@ -1229,7 +1228,7 @@ def test_a_killed_kernel_leaves_nothing_alive(kernels: Callable[..., Kernel], wa
     family = {child.pid for child in kernel.process.children(recursive=True)}
     assert pids <= family
     kernel.process.kill()
-    wait_until(lambda: not any(map(psutil.pid_exists, family)), "all that the kernel started has ended", 10.0)
+    wait_until(lambda: not any(map(psutil.pid_exists, family)), "all that the kernel started has ended", 10.0 * PACE)
 
 
 # ── Warm gangs ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1411,8 +1410,8 @@ def panel(cell: Cell) -> str:
 
 def says(kernel: Kernel, cell: Cell, words: str) -> bool:
     """Wait for the panel to contain `words`, and return whether it does. The view is redrawn every few seconds."""
-    until = time.monotonic() + DEADLINE_S
-    while words not in panel(cell) and time.monotonic() < until:
+    deadline = time.monotonic() + DEADLINE_S
+    while words not in panel(cell) and time.monotonic() < deadline:
         kernel.run("import time; time.sleep(0.1)").done()
     return words in panel(cell)
 

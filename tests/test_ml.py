@@ -16,7 +16,7 @@ from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.functions import array_to_vector
-from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import functions
 from rings import shared
 from waiting import until
@@ -127,21 +127,35 @@ def test_pipelines(frame, pair, driver, tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_cross_validation(frame, pair):
+@pytest.mark.parametrize(
+    ("search_with", "options", "metrics"),
+    [
+        (TrainValidationSplit, {"trainRatio": 0.7}, "validationMetrics"),
+        pytest.param(
+            CrossValidator,
+            {"numFolds": 2},
+            "avgMetrics",
+            marks=pytest.mark.extended("library", "TrainValidationSplit fits in threads, too"),
+        ),
+    ],
+)
+def test_cross_validation(frame, pair, search_with, options, metrics):
     """Fits in several threads run one after another on the warm ranks."""
     rows = VectorAssembler(inputCols=["a", "b"], outputCol="x").transform(frame)
     estimator = torch_estimator(batch_size=8)
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 6]).build()
     evaluator = RegressionEvaluator(predictionCol="y__output", labelCol="y")
-    search = CrossValidator(
-        estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, parallelism=2, seed=1
+    search = search_with(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, parallelism=2, seed=1, **options
     )
     found = search.fit(rows)
-    assert found.avgMetrics[1] < found.avgMetrics[0]
+    one_epoch, six_epochs = getattr(found, metrics)
+    assert six_epochs < one_epoch
     assert len(found.bestModel.history["loss"]) == 6
 
 
 @pytest.mark.slow
+@pytest.mark.extended("repetition", "test_the_next_attempt_goes_on, and test_pipelines ends early by a callback")
 def test_a_fit_goes_on_after_a_rank_is_lost(frame, tmp_path, capfd):
     """On Spark, rank 1 is killed in the second epoch, and later a callback ends the training."""
     rows = VectorAssembler(inputCols=["a", "b"], outputCol="x").transform(frame)
@@ -165,7 +179,7 @@ def test_a_fit_goes_on_after_a_rank_is_lost(frame, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_fits_on_spark_import_once(frame, tasks, monkeypatch):
+def test_fits_on_spark_import_once(frame, tasks, tmp_path, monkeypatch):
     """The ranks of a fit are forked from a process that has imported the framework, even if nothing sent names it."""
     rows = VectorAssembler(inputCols=["a", "b"], outputCol="x").transform(frame)
     monkeypatch.setenv("SPARKRING_SPARE", "1")
@@ -178,8 +192,10 @@ def test_fits_on_spark_import_once(frame, tasks, monkeypatch):
 
         return preloads.ahead == ("torch",)
 
-    estimator = torch_estimator(np=2, model=make, epochs=2, callbacks=[stops_if_forked])
+    saved = tmp_path / "saved"
+    estimator = torch_estimator(np=2, model=make, epochs=2, callbacks=[stops_if_forked], checkpoint_dir=str(saved))
     assert len(estimator.fit(rows).history["loss"]) == 1
+    assert len(list(saved.glob("*.finished"))) == 1, "so that the next fit begins anew"
     monkeypatch.setenv("SPARKRING_SPARE", "0")
     tasks.run("None", 1)  # ends the spare process
 

@@ -1,4 +1,4 @@
-"""Tests that run the notebooks, except the quickstart, from the first cell to the last in a real kernel."""
+"""Tests that run the notebooks, except the quickstart, and the tutorials from beginning to end in a real kernel."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 import nbformat
 import pytest
 from jupyter_core.utils import ensure_event_loop
+from waiting import PACE
 
 import sparkring
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+TUTORIALS = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
-CELL_TIMEOUT_S = 300
+CELL_TIMEOUT_S = round(300 * PACE)
 HAS_PETASTORM = sys.version_info < (3, 13)  # there are no builds of the versions of pyarrow and NumPy that it needs
 # Notebooks that run with spare processes, as for users. Several ranks on this machine import the same packages.
 WITH_SPARES = {"survive", "strategies", "images"}
@@ -36,16 +38,26 @@ def loop() -> Iterator[None]:
 
 
 @pytest.fixture
-def outputs(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, list[Any]]]:
+def execute(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that runs the cells of a notebook in a folder."""
+
+    def run(notebook: nbformat.NotebookNode, folder: Path, *, spares: bool) -> None:
+        monkeypatch.setenv("PYTHONPATH", SOURCE_ROOT)
+        monkeypatch.setenv("SPARKRING_SPARE", "1" if spares else "0")
+        monkeypatch.setenv("JUPYTER_PATH", "")  # own_kernel() adds to it
+        run_demo.own_kernel(tmp_path / "jupyter")
+        run_demo.execute(notebook, folder, tmp_path / "kernel.log", CELL_TIMEOUT_S)
+
+    return run
+
+
+@pytest.fixture
+def outputs(execute: Callable[..., None]) -> Callable[[str], dict[str, list[Any]]]:
     """Return a function that runs a notebook, and returns the outputs of its cells by id."""
 
     def run(name: str) -> dict[str, list[Any]]:
-        monkeypatch.setenv("PYTHONPATH", SOURCE_ROOT)
-        monkeypatch.setenv("SPARKRING_SPARE", "1" if name in WITH_SPARES else "0")
-        monkeypatch.setenv("JUPYTER_PATH", "")  # own_kernel() adds to it
-        run_demo.own_kernel(tmp_path / "jupyter")
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-        run_demo.execute(notebook, NOTEBOOKS, tmp_path / "kernel.log", CELL_TIMEOUT_S)
+        execute(notebook, NOTEBOOKS, spares=name in WITH_SPARES)
         found = {cell.id: cell.get("outputs", []) for cell in notebook.cells}
         noise = [output.text for cell in found.values() for output in cell if output.get("name") == "stderr"]
         # These make a Spark session and write or score a DataFrame; sparkring says so. They also have pandas
@@ -72,6 +84,16 @@ def test_every_notebook_is_run_here_or_in_the_quickstarts_tests() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_the_cells_of_a_tutorial_run_as_written(path: Path, execute: Callable[..., None], tmp_path: Path) -> None:
+    """Every block of Python is a cell. Blocks that are not for notebooks have no language, or the language `py`."""
+    blocks = re.findall(r"(?ms)^```python\n(.*?)^```$", path.read_text(encoding="utf-8"))
+    execute(nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, blocks)]), tmp_path, spares=True)
+
+
+@pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_the_vote_beats_each_model(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     found = outputs("ensemble")
     *single, together = map(float, re.findall(r"\d\.\d{3}$", printed(found["vote"]), re.MULTILINE))
@@ -99,6 +121,7 @@ def test_a_conversation(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """All three readers work. On uneven row groups, Petastorm's shards hang, which is reported, and shards() works.
 
@@ -138,6 +161,7 @@ def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """Each picture gets its own window of readings; otherwise, both inputs would be no better than one."""
     found = outputs("mixed_inputs")
@@ -153,6 +177,7 @@ def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, li
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_images_from_a_table_to_mistakes(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """The pipeline and predict() give the same predictions. A wrong shape is found before Petastorm's ranks start."""
     found = outputs("images")
@@ -171,6 +196,7 @@ def test_images_from_a_table_to_mistakes(outputs: Callable[[str], dict[str, list
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """A killed rank makes no difference to the weights. A changed cell is refused, and continues with --resume."""
     found = outputs("survive")
@@ -195,6 +221,7 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_training_on_a_stream(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """The live model stays accurate while the frozen one does not. Each micro-batch counts once, despite the kill."""
     found = outputs("online")
@@ -210,6 +237,7 @@ def test_training_on_a_stream(outputs: Callable[[str], dict[str, list[Any]]]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_hundreds_of_models(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """After the kill, exactly the missing items run. Bad trials of the search are pruned."""
     found = outputs("hundreds")
@@ -236,6 +264,7 @@ def test_a_horovodrunner_notebook_needs_the_extension_and_one_line() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """Both runs and the cell train. Two ranks on Spark have the same model, and a failing rank is named."""
     found = outputs("coming_from_databricks")
@@ -264,6 +293,7 @@ def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, li
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
 def test_two_frameworks_come_to_the_same_net(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """With the same rows and initial weights, the nets differ only by the order of additions."""
     found = outputs("strategies")

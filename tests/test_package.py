@@ -18,6 +18,7 @@ import venv
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -141,45 +142,62 @@ result: sparkring.StreamResult = sparkring.last_result  # error: Incompatible ty
 """
 
 
-@pytest.mark.slow
-def test_the_wheel_has_what_users_and_type_checkers_need(tmp_path):
-    """The wheel that is built from the sdist is installed into an environment of its own, and mypy checks a program."""
-    pytest.importorskip("mypy", reason="this set of versions has no mypy")
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """Build the sdist, from it the wheel, and install this into an environment of its own; return what was made."""
+    folder = tmp_path_factory.mktemp("built")
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    source = tmp_path / "source"
+    source = folder / "source"
     for name in filter(None, files.split("\0")):
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, source / name)
     build = "from setuptools.build_meta import *; import sys; print(getattr(sys.modules[__name__], {!r})({!r}))"
     python = functools.partial(subprocess.run, capture_output=True, text=True, check=True)
-    python([sys.executable, "-c", build.format("build_sdist", str(tmp_path))], cwd=source)
-    (sdist,) = tmp_path.glob("*.tar.gz")
+    python([sys.executable, "-c", build.format("build_sdist", str(folder))], cwd=source)
+    (sdist,) = folder.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
-    (unpacked,) = (tmp_path / "unpacked").iterdir()
-    python([sys.executable, "-c", build.format("build_wheel", str(tmp_path))], cwd=unpacked)
-    (wheel,) = tmp_path.glob("*.whl")
+        archive.extractall(folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    python([sys.executable, "-c", build.format("build_wheel", str(folder))], cwd=unpacked)
+    (wheel,) = folder.glob("*.whl")
 
-    venv.create(tmp_path / "venv")
-    interpreter = tmp_path / "venv/bin/python"
-    (packages,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    venv.create(folder / "venv")
+    (packages,) = (folder / "venv/lib").glob("python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(packages)  # as pip does for a package without scripts
     # The packages that sparkring needs. An editable sparkring among them is not found, as it is known by a .pth file.
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
-    found = python([interpreter, "-c", "import sparkring; print(sparkring.__file__)"], cwd=tmp_path).stdout
-    assert found.startswith(str(packages)), found
-    for needed in ("py.typed", "views/panel/panel.bundle.js", "views/panel/panel.bundle.css"):
-        assert (packages / "sparkring" / needed).is_file(), needed
+    return SimpleNamespace(sdist=sdist, wheel=wheel, interpreter=folder / "venv/bin/python", packages=packages)
 
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("wheel")
+def test_the_wheel_has_what_users_need(distributions, tmp_path):
+    """The wheel that is built from the sdist is complete."""
+    told = [distributions.interpreter, "-c", "import sparkring; print(sparkring.__file__)"]
+    found = subprocess.run(told, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert found.startswith(str(distributions.packages)), found
+    for needed in ("py.typed", "views/panel/panel.bundle.js", "views/panel/panel.bundle.css"):
+        assert (distributions.packages / "sparkring" / needed).is_file(), needed
+    if importlib.util.find_spec("twine"):
+        twine = [sys.executable, "-m", "twine", "check", "--strict", distributions.sdist, distributions.wheel]
+        subprocess.run(twine, capture_output=True, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("wheel")
+@pytest.mark.extended("library", "make check runs mypy on the package itself")
+def test_the_wheel_has_what_type_checkers_need(distributions, tmp_path):
+    """mypy checks a user's program, and finds its mistakes."""
+    pytest.importorskip("mypy", reason="this set of versions has no mypy")
     # mypy would take a minute for these packages.
     config = "[mypy]\nstrict = True\n[mypy-pyspark.*,torch.*,tensorflow.*]\nfollow_imports = skip\n"
     (tmp_path / "mypy.ini").write_text(config, encoding="utf-8")
     program = tmp_path / "program.py"
     program.write_text(USER_CODE, encoding="utf-8")
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--python-executable", interpreter, program],
+        [sys.executable, "-m", "mypy", "--python-executable", distributions.interpreter, program],
         capture_output=True,
         text=True,
         check=False,
@@ -191,8 +209,6 @@ def test_the_wheel_has_what_users_and_type_checkers_need(tmp_path):
     assert {int(line.split(":")[1]) for line in said} == {number for number, _ in expected}, checked.stdout
     for number, text in expected:
         assert any(line.startswith(f"program.py:{number}:") and text in line for line in said), checked.stdout
-    if importlib.util.find_spec("twine"):
-        python([sys.executable, "-m", "twine", "check", "--strict", sdist, wheel])
 
 
 def pins(constraints):

@@ -849,6 +849,7 @@ def test_a_stream(spark, tmp_path, no_folder_left):
 
 
 @pytest.mark.versions("pandas UDFs of pyspark")
+@pytest.mark.extended("library", "test_a_udf of test_queries.py")
 def test_the_same_as_predict_batch_udf(frame, spark, no_folder_left):
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql import functions
@@ -888,10 +889,9 @@ def test_the_same_as_predict_batch_udf(frame, spark, no_folder_left):
     assert spark.sql("SELECT twice(id) FROM range(3)").collect() == [(0.0,), (2.0,), (4.0,)]
 
 
-@pytest.mark.versions("Keras and PyTorch")
+@pytest.mark.versions("PyTorch")
 def test_models_from_checkpoints(frame, tmp_path, no_folder_left):
     """The checkpoint is chosen when the query is made, and its weights are loaded in the model process."""
-    import keras
     import torch
 
     def make_model():
@@ -921,6 +921,14 @@ def test_models_from_checkpoints(frame, tmp_path, no_folder_left):
     with pytest.raises(OptionsError, match="has weights, but no configuration"):
         sparkring.predict(some, str(tmp_path / "torch"), inputs=["pair"])
 
+
+@pytest.mark.versions("Keras")
+@pytest.mark.extended("library", "test_models_from_checkpoints with PyTorch; test_pipelines with Keras")
+def test_keras_models_from_checkpoints(frame, tmp_path, no_folder_left):
+    """The model's configuration is in the checkpoint, so nobody has to make the model."""
+    import keras
+
+    some = frame.limit(50)
     inputs = {name: keras.Input((1,), name=name) for name in ("left", "right")}
     layer = keras.layers.Dense(2)
     model = keras.Model(inputs, layer(keras.layers.Concatenate()(list(inputs.values()))))
@@ -968,6 +976,7 @@ KILLED = """
 
 
 @pytest.mark.slow
+@pytest.mark.extended("repetition", "test_a_worker_is_killed_and_another_one_comes; test_the_model_process")
 def test_a_worker_is_killed(driver, brittle_cluster, tmp_path, no_folder_left):
     """If a worker is killed, its model process ends, too, and tasks of the other worker start a new model process.
 

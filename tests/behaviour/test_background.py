@@ -38,6 +38,7 @@ def up(run) -> bool:
     return all(rank.line_count for rank in run.record.ranks)
 
 
+@pytest.mark.extended_on("spark", "test_a_barrier_stage_beside_the_notebooks_own_jobs")
 def test_the_notebook_is_free_while_it_runs(ring, go, wait_until):
     """The run object is returned before the ranks have finished. Their values arrive later."""
     namespace = {"go": str(go)}
@@ -104,6 +105,7 @@ def test_stop_before_the_ranks_are_up(ring):
     assert run.record.outcome == "interrupted"
 
 
+@pytest.mark.extended_on("spark", "test_a_barrier_stage_beside_the_notebooks_own_jobs")
 def test_several_at_once(ring, go, wait_until):
     """Two runs in the background and one in the foreground each have their own ranks, values and logs."""
     gates = [go.with_name(f"go-{index}") for index in range(2)]
@@ -241,6 +243,7 @@ def test_a_function_in_the_background():
 
 
 @pytest.mark.parametrize("options", [{}, {"max_restarts": 1}], ids=["once", "again"])
+@pytest.mark.extended_on("spark", "test_stop_leaves_nothing")
 def test_stop_from_another_thread(ring, monkeypatch, options):
     """The `stop` control that a view is given ends a run as an interrupt does, even while the notebook is waiting."""
     before, stops = signal.getsignal(signal.SIGINT), []
@@ -264,6 +267,7 @@ def test_stop_from_another_thread(ring, monkeypatch, options):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.extended_on("spark", "test_interrupt_keeps_the_gang")
 def test_stop_from_another_thread_keeps_a_warm_gang(shared_gang, monkeypatch):
     stops = []
     monkeypatch.setattr(api, "open_view", lambda *, quiet, controls, background: stops.append(controls.stop) or view)
@@ -286,9 +290,13 @@ def begin(source):
 run = begin('import os, time; print("up", os.getpid(), flush=True); time.sleep(1000)')
 """
 WHERE = [{"start": "", "np": -2}, {"start": "session = spark('local[2]')", "np": 2}]
+ENDS = [
+    pytest.param(WHERE[0], id="local"),
+    pytest.param(WHERE[1], id="spark", marks=pytest.mark.extended("launcher", "test_interrupt_and_kill_on_spark")),
+]
 
 
-@pytest.mark.parametrize("where", WHERE, ids=["local", "spark"])
+@pytest.mark.parametrize("where", ENDS)
 def test_the_end_of_the_process_ends_it(driver, where):
     """The run ends silently, and its record says that it was interrupted."""
     script = STARTED.format(**where) + "while len(view.record.recent) < 2: time.sleep(0.02)\n"
@@ -298,7 +306,7 @@ def test_the_end_of_the_process_ends_it(driver, where):
     assert last(saved()[0]).outcome == "interrupted"
 
 
-@pytest.mark.parametrize("where", WHERE, ids=["local", "spark"])
+@pytest.mark.parametrize("where", ENDS)
 def test_a_killed_process_takes_it_along(driver, where, wait_until):
     found = driver(STARTED.format(**where) + "run.result()\n")
     for rank in (0, 1):

@@ -369,7 +369,13 @@ def test_a_rank_that_ends_in_the_middle_of_its_rows(barrier, spark):
     assert barrier("rank", spark.range(0, 4, 1, 4)).values == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("reads", ["sum(1 for _ in rows)", "import time\nfor row in rows: pass\ntime.sleep(1000)"])
+@pytest.mark.parametrize(
+    "reads",
+    [
+        pytest.param("sum(1 for _ in rows)", marks=pytest.mark.extended("repetition", "the rank that goes on")),
+        "import time\nfor row in rows: pass\ntime.sleep(1000)",
+    ],
+)
 def test_rows_that_spark_cannot_make(barrier, spark, reads, monkeypatch):
     """A rank never mistakes a part of its partition for all of it: the run fails with Spark's message."""
     monkeypatch.setattr(gang, "LOST_WAIT_S", DEADLINE_S)  # however long Spark takes to report the error

@@ -221,6 +221,7 @@ def test_a_full_disk_does_not_end_the_run(driver):
 
 
 @pytest.mark.slow
+@pytest.mark.extended("repetition", "test_hundreds_of_cells_leave_nothing")
 def test_fifty_launches_leave_nothing(driver):
     """Descriptors, threads, processes and temporary folders are as before; memory has grown by less than 10 MB."""
     text = driver("""

@@ -157,6 +157,7 @@ def test_ranks_that_echo_a_killed_one_are_folded(ring, spares):
 
 @pytest.mark.slow
 @pytest.mark.standalone("the executor says that its worker has died")
+@pytest.mark.extended_on("spark", "test_a_lost_member_is_told, and restarts, kill a rank of the cluster")
 def test_any_rank_killed_at_any_time(ring):
     """The error names the rank that was killed, whichever it is and whenever it is killed."""
     chance = random.Random(7)

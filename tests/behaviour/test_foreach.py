@@ -279,6 +279,7 @@ def test_stop_keeps_what_is_done(ring, pools):
     assert [item.state for item in result.record.items.known] == ["finished"] * 60 + ["stopped"] * running
 
 
+@pytest.mark.extended_on("spark", "test_more_at_once_than_spark_has_slots gives items to ranks on Spark")
 def test_short_items_are_given_ahead(ring, pools, tmp_path, monkeypatch):
     """A member is given its next items early, but only while items are short.
 
@@ -395,14 +396,14 @@ def test_rows_of_a_dataframe(spark, pools, tmp_path, monkeypatch):
     if not hasattr(pyspark.sql.pandas.types, "_create_converter_to_pandas"):
         pytest.skip("Spark before 3.5 cannot convert columns as toPandas() does")
     monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "cache"))
-    pools.notebook |= {"df": spark.range(60).selectExpr("id", "id % 3 AS k").repartition(100), "sparkring": sparkring}
+    pools.notebook |= {"df": spark.range(12).selectExpr("id", "id % 3 AS k").repartition(20), "sparkring": sparkring}
     result = pools.run("frame in sparkring.partitions(df)", "type(frame).__name__, frame['id'].tolist()", 4)
     assert {kind for kind, _ in result.values} == {"DataFrame"}
-    assert sorted(number for _, numbers in result.values for number in numbers) == list(range(60))
-    assert (len(result), set(result.table.attempts)) == (100, {1})
+    assert sorted(number for _, numbers in result.values for number in numbers) == list(range(12))
+    assert (len(result), set(result.table.attempts)) == (20, {1})
     groups = "key, frame in df.groupBy('k')", "key, len(frame), int(frame['id'].sum())"
     result = pools.run(*groups, 1, checkpoint_dir=str(tmp_path / "kept"))
-    assert result.values == [(key, 20, sum(range(key, 60, 3))) for key in range(3)]
+    assert result.values == [(key, 4, sum(range(key, 12, 3))) for key in range(3)]
     assert [item.name for item in result.record.items.known] == ["key=0", "key=1", "key=2"]
     shutil.rmtree(tmp_path / "cache")
     result = pools.run(*groups, checkpoint_dir=str(tmp_path / "kept"))

@@ -46,6 +46,7 @@ def train(base, *, step=1):
 @pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 @pytest.mark.versions("of PyTorch, for which Horovod was built")
+@pytest.mark.extended_on("spark", "test_runner_with_every_slot makes a ring on the cluster")
 def test_a_ring_that_is_made_twice(ring, spares):
     """HorovodRunner calls the function with its arguments on each rank, and returns what rank 0 returned.
 
@@ -167,6 +168,7 @@ converted, [gradient(variable, kind).numpy().tolist() for kind in kinds]
 
 @pytest.mark.slow
 @pytest.mark.versions("of TensorFlow, whose AutoGraph converts functions")
+@pytest.mark.extended("library", "the same functions under torch, in test_torch.py")
 def test_what_autograph_converts(pair):
     """AutoGraph converts the user's function and compressor, but not Horovod's functions, which would take seconds."""
     # With Keras 3, sparkring's own optimizer is used, which has no `_allreduce_grads`.
@@ -175,6 +177,7 @@ def test_what_autograph_converts(pair):
 
 
 @pytest.mark.slow
+@pytest.mark.extended("library", "test_an_elastic_training_in_a_ring_that_stays")
 def test_an_elastic_training_with_keras(pair):
     """KerasState and its callbacks work."""
     first, second = pair.run(ELASTIC_KERAS, framework="horovod").values

@@ -128,6 +128,7 @@ def test_the_user_interrupts_instead_of_answering(ring, monkeypatch):
     assert ring.view.record.outcome == "interrupted"
 
 
+@pytest.mark.extended_on("spark", "test_the_user_interrupts_instead_of_answering asks on Spark")
 def test_another_rank_fails_while_the_user_is_asked(ring, monkeypatch, tmp_path):
     """The failure ends the wait for the user, who would otherwise not learn of it."""
 

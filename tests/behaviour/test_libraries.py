@@ -100,6 +100,7 @@ arguments.world_size, arguments.process_index, model.classifier.weight.tolist(),
 
 
 @pytest.mark.slow
+@pytest.mark.extended("library", "test_distributed_data_parallel")
 def test_libraries_train_on_all_ranks(pair, tmp_path, monkeypatch, wait_until):
     """The ranks train one model, and each row is read by one rank. Lightning runs twice on the same warm gang.
 

@@ -377,7 +377,12 @@ ROWS, BATCH = 960, 8
     [
         pytest.param("plain", ALONE, 10, ("pandas", "pyarrow.dataset"), id="alone"),
         pytest.param(
-            "torch", TOGETHER, 10, ("torch", "torch._dynamo", "pandas", "pyarrow.dataset"), id="in a ring of torch"
+            "torch",
+            TOGETHER,
+            10,
+            ("torch", "torch._dynamo", "pandas", "pyarrow.dataset"),
+            id="in a ring of torch",
+            marks=pytest.mark.extended("repetition", "each rank alone; test_the_next_attempt_goes_on"),
         ),
     ],
 )

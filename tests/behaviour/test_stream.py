@@ -80,7 +80,7 @@ def two(ring: Any, watch: Any) -> Iterator[WarmRing]:
 
 
 @pytest.mark.any_launcher
-@pytest.mark.parametrize("save_every", [1, 3])
+@pytest.mark.parametrize("save_every", [pytest.param(1, marks=pytest.mark.extended("repetition", "save_every=3")), 3])
 def test_each_batch_counts_once_although_ranks_are_killed(two: WarmRing, tmp_path: Path, save_every: int) -> None:
     """After three kills, the state is the same as without kills, bit by bit. The state is saved at the end, too."""
     quiet = stream(two, batches(20), checkpoint_dir=str(tmp_path / "quiet"), save_every=save_every).result()
@@ -135,6 +135,7 @@ def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) ->
         stream(two, batches(10), TRAIN + "w += 1", checkpoint_dir=str(tmp_path))
 
 
+@pytest.mark.extended_on("spark", "test_a_streaming_dataframe streams to ranks on Spark")
 def test_changed_values_and_helpers_of_a_stream_are_asked_about(two: WarmRing, tmp_path: Path) -> None:
     """What the cell uses counts as well as its text, even if an earlier cell has sent it to the ranks."""
 
@@ -410,6 +411,7 @@ def streaming(spark: Any, files: Path) -> Any:
 
 
 @pytest.mark.standalone("tasks on executors give their rows to ranks on executors")
+@pytest.mark.extended_on("local", "test_a_streaming_dataframe_saved_after_every_batch")
 def test_a_streaming_dataframe(two: WarmRing, spark: Any, files: Path, tmp_path: Path) -> None:
     """Each micro-batch counts once although a rank is killed and the stream is ended and begun again."""
     train_on_files(two, spark, files, tmp_path, save_every=4)
@@ -445,6 +447,7 @@ def train_on_files(two: WarmRing, spark: Any, files: Path, tmp_path: Path, *, sa
     assert not list(kept.glob("batches/*"))
 
 
+@pytest.mark.extended_on("spark", "test_a_streaming_dataframe streams to ranks on Spark")
 def test_errors_with_spark(two: WarmRing, spark: Any, files: Path, tmp_path: Path) -> None:
     """A batch DataFrame is refused, an error of the query or of the cell is told, and a lost part of a checkpoint."""
     with pytest.raises(DataError, match=r"`items` is not a streaming DataFrame: make one with spark.readStream"):

@@ -54,6 +54,7 @@ weights = [w.tolist() for w in model.get_weights()]
 @pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 @pytest.mark.versions("of TensorFlow and Keras")
+@pytest.mark.extended_on("spark", "test_distributed_data_parallel shows that the ranks meet")
 def test_multi_worker_mirrored_strategy(ring, notebook_cell):
     """Each rank is a worker of one cluster, the replicas are in sync, and their weights are equal.
 
@@ -69,6 +70,7 @@ def test_multi_worker_mirrored_strategy(ring, notebook_cell):
 
 
 @pytest.mark.slow
+@pytest.mark.extended("library", "test_multi_worker_mirrored_strategy; test_two_groups_one_after_another")
 def test_a_strategy_in_a_later_cell(workers):
     """The strategy can be made after other cells, and more than once."""
     assert workers.values("rank", framework="plain") == [0, 1]
@@ -126,6 +128,7 @@ model.fit(x, y, batch_size=16, verbose=0)
 
 
 @pytest.mark.slow
+@pytest.mark.extended("library", "test_multi_worker_mirrored_strategy")
 def test_the_help_of_tensorflow_runs_with_every_keras(local, notebook_cell):
     """With Keras 3, only fit() fails, and its error is followed by advice on what to use instead."""
     namespace = notebook_cell(
@@ -208,6 +211,7 @@ def train():
     return tf.distribute.get_strategy().num_replicas_in_sync, history.history["loss"]
 
 
+@pytest.mark.extended("library", "HorovodRunner in test_horovod.py, and test_torch_distributor_with_a_script")
 def test_mirrored_strategy_runner(tasks, monkeypatch):
     """A function without a strategy trains on all ranks in sync. Ranks get the notebook's environment variables."""
     for name, value in LEGACY.items():
@@ -225,6 +229,7 @@ def makes_its_own(n):
     return n, tf.distribute.has_strategy()
 
 
+@pytest.mark.extended("library", "test_mirrored_strategy_runner")
 def test_mirrored_strategy_runner_with_a_strategy_of_the_functions_own(local, monkeypatch):
     """A function that makes its own strategy is called without one. A machine without GPUs runs it, with a notice."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

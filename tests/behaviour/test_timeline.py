@@ -32,6 +32,7 @@ def kept(record, name: str = "timeline.json") -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.standalone("the timeline's files are the executors'")
+@pytest.mark.extended_on("local", "the tests below save timelines on this machine")
 def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring, spares):
     """The file is valid. The live and saved records have its summary, which says which rank the others waited for."""
     record = ring.run(STEPS, n=3, framework="horovod", timeline=True).record

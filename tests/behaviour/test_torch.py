@@ -185,6 +185,7 @@ def train(learning_rate: float, *, steps: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.extended("library", "test_torch_distributor_with_a_script, and HorovodRunner with functions")
 def test_torch_distributor_with_a_function(local):
     """The function gets the positional and keyword arguments, and rank 0's value is returned, even a model."""
     distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=True)
@@ -298,6 +299,18 @@ def test_ranks_that_train_alone(local_gang):
     assert not notices("dist.destroy_process_group()\ndel model")
 
 
+def test_ranks_that_train_alone_for_long_are_told_before_the_end(local_gang):
+    """While the ranks still train, the notice says that they exchange nothing so far. Their group makes it vanish."""
+    local_gang.start(2, framework="torch")
+    local_gang.cell(f"{TRAIN}\nfrom sparkring.worker.rank import exchange\nexchange.EARLY_S = 0.3", framework="torch")
+    told = set()
+    local_gang.view.on_refresh = lambda record: told.update(notice.text for notice in record.notices)
+    local_gang.cell("import time\nfor _ in range(20):\n    fit(model)\n    time.sleep(0.1)", framework="torch")
+    early, end = sorted(told, key=lambda text: "each trained alone" in text)
+    assert "the ranks have exchanged nothing so far: each trains alone" in early
+    assert [notice.text for notice in local_gang.view.record.notices] == [end]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "code", "alone"),
@@ -310,11 +323,17 @@ def test_ranks_that_train_alone(local_gang):
             "fit(torch.nn.parallel.DistributedDataParallel(model))",
             True,
         ),
-        ("horovod", f"{TRAIN}\nimport horovod.torch as hvd\nhvd.init()\nfit(model)", True),
-        (
+        pytest.param(
+            "horovod",
+            f"{TRAIN}\nimport horovod.torch as hvd\nhvd.init()\nfit(model)",
+            True,
+            marks=pytest.mark.extended("library", "the same with torch.distributed"),
+        ),
+        pytest.param(
             "horovod",
             f"{TRAIN}\nimport horovod.torch as hvd\nhvd.init()\nfit(model)\nhvd.allreduce(torch.ones(1))",
             False,
+            marks=pytest.mark.extended("library", "the same with torch.distributed"),
         ),
     ],
 )

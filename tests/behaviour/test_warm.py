@@ -314,6 +314,7 @@ def test_objects_that_are_sent_later(shared_gang):
     assert shared_gang.values("later[0], held, later[0] is held") == [([1, 2], [1, 2], True)] * 3
 
 
+@pytest.mark.extended_on("spark", "what is sent does not depend on who starts the ranks: test_push_and_pull")
 def test_a_change_of_a_model_leaves_what_ranks_have_trained(shared_gang):
     """Only the part that the notebook has changed is sent. New objects share the ranks' own parameters."""
     pytest.importorskip("torch")
@@ -596,6 +597,7 @@ def test_a_stall_is_told(shared_gang):
     assert re.search(r"rank 2 finished; ranks 0, 1 wait at cell line 3: `wait\(\)`", notice.text)
 
 
+@pytest.mark.extended_on("spark", "test_a_stall_is_told")
 def test_a_stall_is_told_again_once_a_rank_was_heard_in_between(shared_gang):
     """A thread that prints once does not hide for good where the ranks wait."""
     cell = """
@@ -615,7 +617,7 @@ def test_a_stall_is_told_again_once_a_rank_was_heard_in_between(shared_gang):
 
     interrupt_when(shared_gang, twice)
     with pytest.raises(KeyboardInterrupt):
-        shared_gang.cell(cell, stall_s=1.0, timeout_s=60)
+        shared_gang.cell(cell, stall_s=1.0, timeout_s=DEADLINE_S)
     shared_gang.view.on_refresh = lambda record: None
 
 
@@ -759,6 +761,7 @@ def test_a_rank_that_dies_after_it_has_finished(new_gang):
 
 
 @pytest.mark.slow
+@pytest.mark.extended("repetition", "test_any_rank_killed_at_any_time, and test_a_rank_that_dies_in_a_cell")
 def test_any_rank_killed_at_any_time_of_a_cell(new_gang):
     """The error names the rank that was killed, whichever it is and whenever it is killed; the next cell works."""
     new_gang.start()
@@ -1017,7 +1020,14 @@ def cell(source, gang, namespace=None):
 HOW = {"kill": "os.kill(os.getpid(), signal.SIGKILL)", "exit": "sys.exit()"}
 
 
-@pytest.mark.parametrize(("how", "where"), [("kill", "local"), ("kill", "spark"), ("exit", "local")])
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        ("kill", "local"),
+        pytest.param("kill", "spark", marks=pytest.mark.extended("launcher", "test_interrupt_and_kill_on_spark")),
+        ("exit", "local"),
+    ],
+)
 def test_a_driver_that_ends_takes_its_gang_with_it(driver, wait_until, how, where):
     """Whether the driver exits or is killed, all ranks end, and all processes that the ranks have started."""
     found = driver(f"""{WARM}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kinds import kind_of
 from playwright.sync_api import Browser, Locator, expect
 
 sys.path.append(str(Path(__file__).parent))  # so that tests can import lab.py, hostile.py and records.py
@@ -50,14 +52,54 @@ def lab(
         yield found
 
 
+class SharedBrowser:
+    """The browser that all tests share. It ends as soon as the next test does not need it.
+
+    Otherwise, Playwright's event loop would interfere with tests that have one of their own.
+    """
+
+    def __init__(self, chromium: str, lasting_processes: list[psutil.Process]) -> None:
+        self._chromium = chromium
+        self._lasting_processes = lasting_processes
+        self._open = contextlib.ExitStack()
+        self._browser: Browser | None = None
+
+    def get(self) -> Browser:
+        if self._browser is None:
+            me = psutil.Process()
+            before = {child.pid for child in me.children()}
+            self._browser = self._open.enter_context(labs.browser(self._chromium))
+            self._lasting_processes.extend(child for child in me.children() if child.pid not in before)
+        return self._browser
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> Generator[None]:
+        yield
+        if nextitem is None or kind_of(nextitem) != "browser":
+            self.stop()
+
+    def stop(self) -> None:
+        self._browser = None
+        self._open.close()
+
+
+@pytest.fixture(scope="session")
+def shared_browser(
+    pytestconfig: pytest.Config, chromium: str, lasting_processes: list[psutil.Process]
+) -> Iterator[SharedBrowser]:
+    found = SharedBrowser(chromium, lasting_processes)
+    pytestconfig.pluginmanager.register(found)
+    yield found
+    found.stop()
+
+
 @pytest.fixture(scope="module")
-def browser(chromium: str, lasting_processes: list[psutil.Process]) -> Iterator[Browser]:
-    """The browser. Each module has its own, since Playwright's event loop would interfere with other modules."""
-    me = psutil.Process()
-    before = {child.pid for child in me.children()}
-    with labs.browser(chromium) as found:
-        lasting_processes.extend(child for child in me.children() if child.pid not in before)
-        yield found
+def browser(shared_browser: SharedBrowser) -> Iterator[Browser]:
+    """The browser. At the end of the module, its pages are closed."""
+    found = shared_browser.get()
+    yield found
+    for context in found.contexts:
+        context.close()
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +108,22 @@ def opened(browser: Browser, lab: labs.Lab) -> labs.Opened:
 
 
 @pytest.fixture
-def shoot(pictures: Path) -> Callable[..., None]:
-    """`shoot(notebook, "name", of)` takes a screenshot of `of`, or of the whole page, in each theme."""
+def shoot(request: pytest.FixtureRequest, pictures: Path) -> Callable[..., None]:
+    """`shoot(notebook, "name", of, check)` takes a screenshot of `of`, or of the whole page, in each theme.
 
-    def take(notebook: labs.Notebook, name: str, of: Locator | None = None) -> None:
+    In each theme, `check` is called, too. Without --pictures, it is only called, in the theme that is set.
+    """
+
+    def take(
+        notebook: labs.Notebook, name: str, of: Locator | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        if not request.config.getoption("--pictures"):
+            check()
+            return
         for look in ("dark", "light"):
             notebook.theme(look)
             (of or notebook.page).screenshot(path=pictures / f"{name}-{look}.png", animations="disabled")
+            check()
 
     return take
 

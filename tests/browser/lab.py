@@ -26,11 +26,11 @@ import nbformat
 import psutil
 from ipykernel.kernelspec import write_kernel_spec
 from playwright.sync_api import Browser, Dialog, Error, Locator, Page, expect, sync_playwright
+from waiting import DEADLINE_S, PACE
 
 import sparkring
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-DEADLINE_S = 180.0  # after this time, a wait has failed; nothing that the tests wait for should be that slow
 _DONE = re.compile(r"\[\d+\]:")
 _SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 _AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
@@ -147,11 +147,11 @@ def jupyterlab(folder: Path) -> Iterator[Lab]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        _, left = psutil.wait_procs(started, timeout=10)
+        _, left = psutil.wait_procs(started, timeout=10 * PACE)
         for each in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
-        psutil.wait_procs(left, timeout=10)
+        psutil.wait_procs(left, timeout=10 * PACE)
 
 
 def _until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -197,12 +197,13 @@ def browser(path: str, arguments: Sequence[str] = ()) -> Iterator[Browser]:
             found.close()
 
 
-def axe(page: Page, within: str, *rules: str) -> list[str]:
-    """Return the problems that axe-core finds for people who cannot see or do not use a mouse."""
+def axe(page: Page, within: str, *rules: str, leave_out: Sequence[str] = ()) -> list[str]:
+    """Return the problems that axe-core finds for people who cannot see or do not use a mouse, by all rules or some."""
     if not page.evaluate("'axe' in window"):
         page.add_script_tag(content=_AXE)
     # Without this option, axe would also describe the ten thousand or so elements that pass.
     options = {"resultTypes": ["violations"], **({"runOnly": rules} if rules else {})}
+    options["rules"] = {rule: {"enabled": False} for rule in leave_out}
     found = page.evaluate("([within, options]) => axe.run(within, options)", [within, options])
     return [
         f"{each['id']}: {node['html']}: {node['failureSummary']}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 from lab import Notebook, Opened, axe
 from packaging.version import Version
 from playwright.sync_api import Locator, Page, expect
+from waiting import DEADLINE_S
 
 ENDLESS = """%%horovod -n -2 --name endless
 import time
@@ -316,7 +316,7 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     assert rows.count() > 10  # the box is full again after the theme has changed
 
 
-def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -> None:
+def test_items(notebook: Notebook, shoot: Callable[..., None]) -> None:
     """The table of items can be sorted and searched.
 
     With the pointer or the keyboard, a user can open an item's error, curves and lines.
@@ -360,7 +360,7 @@ def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -
     expect(table).to_be_focused()
     shown.first.click()
     expect(whole.get_by_role("log").locator(".sr-row").first).to_contain_text(re.compile("store 7$"))
-    accessible(notebook, AT_ITEMS, pictures / "item")
+    shoot(notebook, "item", panel, lambda: accessible(notebook, AT_ITEMS))
     shown.last.click()
     before = notebook.structure()
     table.press("Enter")
@@ -370,12 +370,8 @@ def test_items(notebook: Notebook, shoot: Callable[..., None], pictures: Path) -
     assert set(panel.locator(".sr-tab-logs .sr-row .sr-tag").all_inner_texts()) == {item}
 
 
-def accessible(notebook: Notebook, at: int, picture: Path) -> None:
-    """Check the panel in both themes, and take a picture in each. `picture` is the pictures' path without the theme."""
-    for look in ("dark", "light"):
-        notebook.theme(look)
-        notebook.panel(at).screenshot(path=f"{picture}-{look}.png", animations="disabled")
-        assert axe(notebook.page, f".jp-Notebook-cell[data-windowed-list-index='{at}'] .sr-panel") == []
+def accessible(notebook: Notebook, at: int) -> None:
+    assert axe(notebook.page, f".jp-Notebook-cell[data-windowed-list-index='{at}'] .sr-panel") == []
 
 
 GREY, BLUE, GREEN, AMBER = (138, 138, 138), (47, 128, 208), (35, 147, 90), (185, 122, 16)
@@ -393,7 +389,7 @@ def colours(figure: Locator) -> set[tuple[int, ...]]:
     return found & {GREY, BLUE, GREEN, AMBER}
 
 
-def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: Path) -> None:
+def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], shoot: Callable[..., None]) -> None:
     """Trials are drawn while the search runs, and can be chosen with the pointer or the keyboard."""
     notebook.show(AT_TRIALS)
     notebook.run(AT_TRIALS, wait=True)
@@ -456,7 +452,7 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], pictures: 
     expect(panel.locator(".sr-shares")).to_contain_text(re.compile(r"^Importance of the parameters.*lr\d+ %"))
     expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"\d+ of 16 items finished · \d pruned · best"))
     wait_until(lambda: colours(history) == {GREY, BLUE, AMBER}, "no trial runs")
-    accessible(notebook, AT_SEARCH, pictures / "trials")
+    shoot(notebook, "trials", panel, lambda: accessible(notebook, AT_SEARCH))
     # With keys, a user can move from trial to trial, and open the trial's item.
     history.press("End")
     expect(panel.locator(".sr-search > .sr-reading")).to_contain_text(re.compile("^trial15 (finished|pruned)val_loss"))
@@ -520,7 +516,7 @@ def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opene
     kernel = notebook.lab.kernel(notebook.name)
     ranks = kernel.children(recursive=True)
     kernel.kill()
-    assert not psutil.wait_procs(ranks, timeout=30)[1]
+    assert not psutil.wait_procs(ranks, timeout=DEADLINE_S)[1]
     notebook.page.get_by_role("dialog").get_by_role("button", name="Ok").click()
     ended_with_its_kernel(panel)
     again = opened(notebook.name)

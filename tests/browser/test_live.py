@@ -512,7 +512,7 @@ CONTRAST = """(panel) => {
 }"""
 
 
-@pytest.mark.parametrize("look", ["dark", "light"])
+@pytest.mark.parametrize("look", [pytest.param("dark", marks=pytest.mark.extended("appearance", "light")), "light"])
 def test_everybody_can_use_it(live: Watched, look: str) -> None:
     live.notebook.theme(look)
     live.to_the_top()

@@ -65,6 +65,7 @@ begun, found, pieces(calm)
 
 
 @pytest.mark.slow
+@pytest.mark.extended("library", "test_kills; the tests below save and restore with FSDP")
 def test_a_lost_rank(local, spares, tmp_path):
     """Each rank's weights and Adam's moments equal those of an uninterrupted training, bit for bit."""
 

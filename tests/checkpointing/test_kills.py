@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import PACE
 
 import sparkring
 
@@ -112,7 +113,7 @@ def test_nothing_is_lost_whenever_it_is_killed(tmp_path, capsys):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=300 * PACE,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -149,6 +149,7 @@ def test_batch_reader_as_it_is(pair, uneven):
     assert [line for line in pair.view.record.recent if line.stream == "stderr"] == []
 
 
+@pytest.mark.extended("library", "test_batch_reader_as_it_is, test_transforms_of_rows and test_converter_as_it_is")
 def test_reader_as_it_is(pair_of_tasks, things):
     """make_reader works in Spark's tasks, with the notebook's Unischema and codecs, and a TransformSpec on rows."""
     pair_of_tasks.notebook["things"] = things
@@ -261,6 +262,30 @@ def test_uneven_steps_are_told(local, uneven):
                                     "6: an allreduce in the last step hangs or fails.")  # fmt: skip
 
 
+def test_ranks_that_all_read_all_rows_are_told(local, uneven):
+    """A training with Petastorm's own reader and no shard gets a warning, unless another reader has a shard."""
+    cell = """
+        import numpy, petastorm, torch
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        def read(**shard):
+            with petastorm.make_batch_reader(folder, **shard) as reader:
+                for batch in reader:
+                    model(torch.as_tensor(numpy.array(batch.y))[:, None]).mean().backward()
+                    optimizer.step()
+        read()
+        if sharded:
+            read(cur_shard=rank, shard_count=size)
+    """
+    values = {"folder": f"file://{uneven}", "sharded": True}
+    local.run(cell, namespace=values, framework="torch")
+    assert not any("Each rank has read" in line.text for line in local.view.record.recent)
+    local.run(cell, namespace={**values, "sharded": False}, framework="torch")
+    warned = [line for line in local.view.record.recent if "Each rank has read all rows" in line.text]
+    assert [line.rank for line in warned] == [0]
+    assert f"all rows of {uneven}. To read a part on each rank" in warned[0].text
+
+
 def test_a_warning_shows_the_users_line(uneven, monkeypatch):
     """On Spark, sparkring is imported from a zip file, and its code has other file names than its modules."""
     monkeypatch.setattr("sparkring.data.petastorm.plan.__file__", "/tmp/sparkring.zip/sparkring/data/petastorm/plan.py")
@@ -368,6 +393,7 @@ def test_steps_and_rows_of_a_converter(pair, uneven):
         assert [(read.rows, read.steps) for read in once.ended] == [(rows, steps)]
 
 
+@pytest.mark.extended("library", "test_batch_reader_as_it_is, test_transforms_of_rows and test_converter_as_it_is")
 def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
     """make_reader returns single rows. If the batch size is known, batches are counted as steps."""
     pair_of_tasks.notebook["url"] = things["url"]
@@ -384,6 +410,7 @@ def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
         assert reading.plan.window == 6, "the order of the rows is not known"
 
 
+@pytest.mark.extended("library", "test_batch_reader_as_it_is")
 def test_windows_of_rows(pair_of_tasks, things):
     """An NGram is read as Petastorm would read it. The number of windows is not known in advance."""
     pair_of_tasks.notebook["url"] = things["url"]
@@ -425,6 +452,7 @@ def test_a_filter_leaves_rows_unplanned(pair, uneven):
 # ── The converter ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.extended("library", "test_batch_reader_as_it_is, test_transforms_of_rows and test_converter_as_it_is")
 def test_a_converter_travels(spark, pair_of_tasks, tmp_path, monkeypatch):
     """A converter made in the notebook works in Spark's tasks. delete() in the notebook removes its files."""
     from pyspark.ml.linalg import Vectors
@@ -511,6 +539,7 @@ def test_a_converter_without_a_folder(spark):
         make_spark_converter([3], parent_cache_dir_url="/tmp/x")
 
 
+@pytest.mark.extended("repetition", "test_stop_and_a_killed_kernel of test_materialise.py")
 def test_what_a_killed_kernel_leaves(driver, tmp_path):
     """The next kernel removes the folder of a killed kernel, and no other folder. Neither kernel prints warnings."""
     script = """
@@ -758,7 +787,17 @@ DEATHS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize(
+    "death",
+    [
+        "a killed process",
+        *(
+            pytest.param(death, marks=pytest.mark.extended("repetition", "a killed process"))
+            for death in DEATHS
+            if death != "a killed process"
+        ),
+    ],
+)
 def test_workers_that_die(local, uneven, death):
     """Petastorm's own reader would wait forever, but ours raises an error."""
     cell, said = DEATHS[death]

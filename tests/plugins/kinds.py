@@ -76,8 +76,8 @@ def group_of(item: pytest.Item, kind: str | None) -> str:
     if kind in ("browser", "cluster", "gpu"):
         return kind
     if kind == "spark":
-        # Files outside a folder have too few tests with Spark for a session of their own.
-        return f"spark-{file.parts[0] if len(file.parts) > 1 else 'data'}"
+        # One group for all would take longer than all other tests together. Files outside a folder are about models.
+        return f"spark-{file.parts[0] if len(file.parts) > 1 else 'models'}"
     if pair_at(item):
         return "pair"
     if "outputs" in getattr(item, "fixturenames", ()) or (kind is None and item.get_closest_marker("slow")):

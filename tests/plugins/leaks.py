@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
+from waiting import PACE
 
 from sparkring.engine import background, queries
 from sparkring.history import compression
 
 MARK = "SPARKRING_TEST"  # in the environment of every process that a test starts, and so in /proc
-SETTLE_S = 1.0  # what still exists after this time counts as left behind
+SETTLE_S = PACE  # what still exists after this time counts as left behind
 
 
 class Traces(NamedTuple):
@@ -248,7 +249,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     queries.close()
     for thread in threading.enumerate():
         if thread.name == compression.THREAD:  # it ends by itself, when it has compressed the logs of a large run
-            thread.join(60)
+            thread.join(60 * PACE)
     complaints = found.complaints(SETTLE_S)
     for pid in marked(found.mark) if "processes" in complaints else ():
         with contextlib.suppress(OSError):

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from extended import marks_on
 from kinds import pair_at
 from leaks import MARK, Watch
 from spares import forked
+from waiting import PACE
 
 from sparkring.engine import polling, restarts, supervisor, warm_gang
 from sparkring.engine.api import run_spec, start_spec
@@ -21,7 +23,7 @@ from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Cell, RunSpec
 from sparkring.history.record import RunRecord
 
-LIMIT_S = 300.0  # ranks that wait for one another forever then fail the test, and the error says where each one was
+LIMIT_S = 300.0 * PACE  # ranks that wait for one another forever then fail the test; the error says where each one is
 QUIET = (("TF_CPP_MIN_LOG_LEVEL", "2"),)  # hides what TensorFlow's C++ code prints about the processor
 
 
@@ -172,7 +174,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif metafunc.definition.get_closest_marker("any_launcher"):
         places = ["local"]
     else:
-        places = ["local", "standalone" if marked else "spark"]
+        places = [
+            pytest.param(place, marks=marks_on("spark" if place != "local" else place, metafunc.definition))
+            for place in ("local", "standalone" if marked else "spark")
+        ]
     if "ring" in metafunc.fixturenames:
         metafunc.parametrize("ring", places, indirect=True)
     elif marked:

@@ -8,9 +8,9 @@ that is run in both places. `!refused WORDS` says that the launch is refused wit
     >>>
     x + 1
 
-Run with the names of scenario files, this prints a JSON object per scenario: its title, the `outcome` (`identical`,
-`refused` or `different`) and the `expected` one, what the cell gave in the notebook and on the rank, and what was
-printed meanwhile.
+Run with the names of scenario files, this prints a JSON object per scenario: its file and title, the `outcome`
+(`identical`, `refused` or `different`) and the `expected` one, what the cell gave in the notebook and on the rank, and
+what was printed meanwhile.
 """
 
 from __future__ import annotations
@@ -101,17 +101,18 @@ def _run_cell(shell: InteractiveShell, source: str, *, may_fail: bool = False, v
 
 
 def main(files: list[str]) -> None:
-    """Run all scenarios of the files, in one notebook."""
+    """Run all scenarios of the files, in one notebook. Those that need new ranks come first."""
     shell = InteractiveShell.instance(user_module=sys.modules["__main__"])
     shell.run_line_magic("load_ext", "sparkring")
-    for file in map(Path, files):
+    for file in sorted(map(Path, files), key=lambda file: file.stem not in COLD):
         on_gang = file.stem not in COLD
         if on_gang:
             with contextlib.redirect_stdout(io.StringIO()):
                 shell.run_line_magic("gang", "start -n -1")
                 shell.run_cell("%%ranks all\n_kept = {*globals(), '_kept', '_name'}")
         for scenario in read(file):
-            print(json.dumps(run(shell, scenario, "%%horovod" if on_gang else "%%horovod -n -1")), flush=True)
+            outcome = run(shell, scenario, "%%horovod" if on_gang else "%%horovod -n -1")
+            print(json.dumps({"file": file.stem, **outcome}), flush=True)
             if on_gang:
                 with contextlib.redirect_stdout(io.StringIO()):
                     shell.run_cell(_FORGET)
