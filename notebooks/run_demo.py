@@ -1,8 +1,8 @@
 """Run a notebook in a real kernel of this environment, and show its results.
 
 The notebook writes its results to the file whose path is in SPARKRING_DEMO_OUTCOME, as a JSON list of
-`{"step": str, "where": str, "ranks": int, "seconds": float, "accuracy": float}`. The executed notebook is kept as
-.ipynb and as .html, even if a cell fails.
+`{"step": str, "where": str, "ranks": int, "seconds": float, "speedup": float, "accuracy": float | None}`. The executed
+notebook is kept as .ipynb and as .html, even if a cell fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACE = re.compile(r"\s*<div\b[^>]*\bdata-sparkring[^>]*>\s*</div>\s*")  # the empty element for a live panel
 WIDGET = "application/vnd.jupyter.widget-view+json"
 # The table's columns, and their formats.
-COLUMNS = {"step": "s", "where": "s", "ranks": "d", "seconds": ".1f", "accuracy": ".3f"}
+COLUMNS = {"step": "s", "where": "s", "ranks": "d", "seconds": ".1f", "speedup": ".1f", "accuracy": ".3f"}
 
 
 class CellFailed(Exception):
@@ -95,6 +95,16 @@ def keep(notebook: nbformat.NotebookNode, folder: Path, name: str) -> Path:
     return page
 
 
+def after(outcome: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the last run of the whole notebook and these, which are compared with the first of a step."""
+    earlier = json.loads(outcome.read_text(encoding="utf-8")) if outcome.is_file() else []
+    new = {(row["step"], row["where"]) for row in rows}
+    rows = [row for row in earlier if (row["step"], row["where"]) not in new] + rows
+    for row in rows:
+        row["speedup"] = next(first["seconds"] for first in rows if first["step"] == row["step"]) / row["seconds"]
+    return rows
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the outcome as aligned columns, with numbers aligned to the right."""
     cells = [
@@ -122,13 +132,14 @@ def main() -> int:
     """Run the command, and return its exit status."""
     cli = argparse.ArgumentParser(description="Run a notebook in a real kernel and show its results.")
     cli.add_argument("notebook", nargs="?", type=Path, default=ROOT / "notebooks" / "quickstart.ipynb")
+    cli.add_argument("--tag", help="run only the cells that have this tag")
     cli.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that one cell may take (600)")
     options = cli.parse_args()
     if not options.notebook.is_file():
         print(f"run_demo: there is no notebook {options.notebook}.", file=sys.stderr)
         return 1
 
-    name = options.notebook.stem
+    name = options.notebook.stem + (f"-{options.tag}" if options.tag else "")
     folder = ROOT / "build" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -137,6 +148,8 @@ def main() -> int:
     own_kernel(folder / "jupyter")
 
     notebook = nbformat.read(options.notebook, as_version=4)
+    if options.tag:
+        notebook.cells = [cell for cell in notebook.cells if options.tag in cell.metadata.get("tags", ())]
     print(f"Running {shown(options.notebook)}")
     begun = time.monotonic()
     failure = None
@@ -154,7 +167,10 @@ def main() -> int:
         )
         return 1
     if outcome.is_file():
-        print(f"\n{table(json.loads(outcome.read_text(encoding='utf-8')))}")
+        rows = json.loads(outcome.read_text(encoding="utf-8"))
+        if options.tag:
+            rows = after(folder.with_name(options.notebook.stem) / outcome.name, rows)
+        print(f"\n{table(rows)}")
     print(f"\n  All cells ran, in {time.monotonic() - begun:.0f} s. The executed notebook: {shown(page)}")
     return 0
 

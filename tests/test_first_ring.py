@@ -1,4 +1,4 @@
-"""Tests of the first ring of `make demo`, a separate script that needs neither Horovod nor a notebook."""
+"""Tests of `make demo`: its first ring, which needs neither Horovod nor a notebook, its steps and its table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,27 @@ def test_make_installs_one_thing_at_a_time() -> None:
     """make installs one thing at a time, even with -j, and the first ring runs before the slow steps."""
     dry = ["make", "--dry-run", "--always-make", "-j4", "demo", "PYTHON=python3"]
     answer = subprocess.run(dry, capture_output=True, text=True, check=True, cwd=ROOT)
-    steps = ("venv .venv", "'.[torch]'", "first_ring.py", "'.[demo]'", "sparkring-build-horovod", "run_demo.py")
+    steps = (
+        "venv .venv",
+        "'.[torch]'",
+        "first_ring.py",
+        "'.[demo]'",
+        "run_demo.py",
+        "sparkring-build-horovod",
+        "--tag",
+    )
     places = [answer.stdout.index(step) for step in steps]
     assert places == sorted(places)
     assert "'.[all,dev]'" not in answer.stdout
+
+
+def test_the_table_after_horovod_has_all_ways_of_running_the_net(run_demo: Any, tmp_path: Path) -> None:
+    """When only the section on Horovod has run, its row follows the rows of the whole notebook."""
+    (tmp_path / "outcome.json").write_text(
+        '[{"step": "one net", "where": "the kernel", "seconds": 20.0, "speedup": 1.0},'
+        ' {"step": "one net", "where": "Horovod", "seconds": 20.0, "speedup": 1.0}]'
+    )
+    rows = [{"step": "one net", "where": "Horovod", "seconds": 10.0, "speedup": 1.0}]
+    found = run_demo.after(tmp_path / "outcome.json", rows)
+    assert [(row["where"], row["speedup"]) for row in found] == [("the kernel", 1.0), ("Horovod", 2.0)]
+    assert run_demo.after(tmp_path / "missing.json", rows) == rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -18,6 +19,8 @@ import sparkring
 from sparkring.errors import RunFailed
 from sparkring.launchers import spare
 from sparkring.launchers.spare import SpareProcess, Spares, setting_of
+from sparkring.notebook import expected
+from sparkring.runtime import limits, storage
 from sparkring.worker.rank import preloads
 
 # With this, launches of one rank and of two have the same settings. pandas stands for all frameworks: it is imported
@@ -79,6 +82,42 @@ def test_a_first_launch_imports_once(local, spares, tmp_path, monkeypatch):
     assert spares.spare is not None
     assert spares.spare.wanted.modules == ("pandas",), "it stays for the next launch"
     assert local.run(f"import another\n{ahead}", 1, env=env).value == ("another",)
+
+
+def test_what_the_notebook_has_imported(local, spares, monkeypatch):
+    """When the notebook has imported a package, a spare process imports it before the first launch."""
+    monkeypatch.setattr(expected, "PACKAGES", ("pandas", "sklearn"))
+    monkeypatch.setattr(expected, "_noted", frozenset())
+    monkeypatch.setitem(sys.modules, "pandas", importlib.import_module("pandas"))
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    expected.note_imports(None)
+    found = ready(spares)
+    assert found.wanted.modules == ("pandas",)
+    source = f"{AHEAD}preloads.ahead"
+    assert local.run(source, limits.cores()).values == [("pandas",)] * limits.cores()
+    expected.note_imports(None)
+    assert spares.spare is found, "nothing new has been imported"
+
+
+def test_a_launch_waits_for_imports_that_are_under_way(local, spares, tmp_path, monkeypatch):
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "slow.py").write_text("import time\ntime.sleep(0.5)\n")
+    (packages / "other.py").touch()
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setattr(spare, "FRAMEWORKS", spare.FRAMEWORKS | {"slow", "other"})
+    env = (*ENV, ("PYTHONPATH", os.pathsep.join((str(packages), *sys.path))))
+
+    def begun() -> SpareProcess:
+        spares.stop()
+        spares.expect(setting_of({**os.environ, **storage.root_for_ranks(), **dict(env)}, 1), ("slow", "other"))
+        return until(lambda: spares.spare, "a spare process")
+
+    found = begun()
+    assert local.run(f"import other\n{AHEAD}preloads.ahead", 1, env=env).value == ("slow", "other")
+    assert spares.spare is found
+    found = begun()
+    assert local.run(f"{AHEAD}preloads.ahead", 1, env=env).value == (), "these ranks might never import it"
 
 
 def test_what_imports_bind_to_the_streams(local, spares, tmp_path, monkeypatch):

@@ -18,9 +18,9 @@ from lab import Lab, Notebook, Opened
 from playwright.sync_api import expect
 
 QUICKSTART = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
-ALL_CELLS_MS = 400_000  # TensorFlow, Spark and torch are started one after another
-FAILS_ON_PURPOSE = "failure"  # the id of a cell
-TRAINING = {"minus-one": 1, "minus-two": 2, "two": 2, "torch-run": 2}  # id → ranks
+ALL_CELLS_MS = 400_000
+FAIL_ON_PURPOSE = ["bad-store", "failure"]  # the ids of cells
+TRAINING = ["ring", "spark"]
 
 
 class Running:
@@ -30,7 +30,7 @@ class Running:
         made = nbformat.read(QUICKSTART, as_version=4)
         self.at = {cell.id: number for number, cell in enumerate(made.cells)}
         self.launches = [
-            number for number, cell in enumerate(made.cells) if re.match(r"%%horovod(?!.*--dry-run)", cell.source)
+            number for number, cell in enumerate(made.cells) if re.match(r"%%(foreach|torchrun) ", cell.source)
         ]
         code = [number for number, cell in enumerate(made.cells) if cell.cell_type == "code"]
         for number in code:
@@ -86,86 +86,96 @@ def shown(page: str) -> str:
     return " ".join(html.unescape(re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^>]*>", " ", page)).split())
 
 
-def test_one_cell_is_meant_to_fail() -> None:
+def test_two_cells_are_meant_to_fail() -> None:
     notebook = nbformat.read(QUICKSTART, as_version=nbformat.NO_CONVERT)
-    assert [cell.id for cell in notebook.cells if "raises-exception" in cell.metadata.get("tags", ())] == [
-        FAILS_ON_PURPOSE
-    ]
+    failing = [cell.id for cell in notebook.cells if "raises-exception" in cell.metadata.get("tags", ())]
+    assert failing == FAIL_ON_PURPOSE
 
 
 def test_a_panel_moves_while_its_cell_runs(running: Running, shoot: Callable[..., None]) -> None:
     found = running.notebook
-    found.show(running.at["minus-two"])
-    ring = found.panel(running.at["minus-two"])
+    found.show(running.at["ring"])
+    ring = found.panel(running.at["ring"])
     expect(ring.locator(".sr-state")).to_have_text("running", timeout=ALL_CELLS_MS)
     ring.get_by_role("tab", name="Metrics").click()
     expect(ring.locator(".sr-tab-metrics")).to_contain_text("val_accuracy")
-    expect(found.prompt(running.at["minus-two"])).to_have_text("[*]:")  # the cell is still running
+    expect(found.prompt(running.at["ring"])).to_have_text("[*]:")  # the cell is still running
 
     running.until_done()
     for number in running.launches:
         found.show(number)
-        wanted = "failed" if number == running.launches[-1] else "finished"  # the last one shows an error
+        wanted = "failed" if number in {running.at[cell] for cell in FAIL_ON_PURPOSE} else "finished"
         expect(found.panel(number).locator(".sr-state")).to_have_text(wanted)
-    found.show(running.at["minus-two"])
+    found.show(running.at["ring"])
     shoot(found, "quickstart", ring)
 
 
 def test_every_step_reaches_its_accuracy(executed: Executed) -> None:
+    """How much faster two processes are is not asserted, because it depends on the machine."""
     assert [(row["step"], row["where"], row["ranks"]) for row in executed.outcome] == [
-        ("Keras", "the notebook's kernel", 1),
-        ("Keras", "one process", 1),
-        ("Keras", "two processes", 2),
-        ("Keras", "two Spark tasks", 2),
-        ("PyTorch", "two processes", 2),
+        ("forty models", "a loop in the kernel", 1),
+        ("forty models", "two processes", 2),
+        ("one net", "the kernel", 1),
+        ("one net", "two processes", 2),
+        ("one net", "the kernel, DataLoader with 2 workers", 1),
+        ("one net", "two Spark tasks", 2),
+        ("one net", "two processes, Horovod", 2),
     ]
-    assert all(0.95 <= row["accuracy"] <= 1 for row in executed.outcome)
-    assert all(row["seconds"] > 0 for row in executed.outcome)
+    assert all(0.8 <= row["accuracy"] <= 1 for row in executed.outcome if row["step"] == "one net")
+    assert all(row["seconds"] > 0 and row["speedup"] > 0 for row in executed.outcome)
+
+
+def panel(executed: Executed, cell_id: str) -> str:
+    (found,) = (output for output in executed.outputs(cell_id) if output.output_type == "display_data")
+    return str(found.data["text/html"])
 
 
 @pytest.mark.parametrize("cell_id", TRAINING)
 def test_a_run_shows_its_ranks_and_metrics(executed: Executed, cell_id: str) -> None:
-    (panel,) = (output for output in executed.outputs(cell_id) if output.output_type == "display_data")
-    text = shown(panel.data["text/html"])
+    text = shown(panel(executed, cell_id))
     assert re.search(r"\bfinished\b", text)
-    assert " ".join(f"{rank} ✓" for rank in range(TRAINING[cell_id])) in text
+    assert "0 ✓ 1 ✓" in text
     assert "val_accuracy" in text
-    assert f"{TRAINING[cell_id]} rank" in panel.data["text/plain"]
     assert text[:300] in shown(executed.page)
 
 
-def test_only_the_cell_that_is_meant_to_fails(executed: Executed) -> None:
-    (found,) = ((cell, output) for cell, output in executed.every_output() if output.output_type == "error")
-    cell, error = found
-    assert (cell, error.ename) == (FAILS_ON_PURPOSE, "RunFailed")
-    assert error.traceback == [f"RunFailed: {error.evalue}"]
-    assert error.evalue.startswith("rank 1 on ")
-    assert re.search(r"^→ 5 .*reshape", error.evalue, re.MULTILINE)
+def test_only_the_cells_that_are_meant_to_fail(executed: Executed) -> None:
+    found = {cell: output for cell, output in executed.every_output() if output.output_type == "error"}
+    assert [*found] == FAIL_ON_PURPOSE
+    store, rank = found.values()
+    assert store.ename == "ItemsFailed"
+    assert "store 27" in store.evalue
+    assert "Input y contains NaN" in store.evalue
+    assert rank.ename == "RunFailed"
+    assert rank.traceback == [f"RunFailed: {rank.evalue}"]
+    assert rank.evalue.startswith("rank 1 on ")
+    assert re.search(r"^→ 5 .*reshape", rank.evalue, re.MULTILINE)
+
+
+def test_only_the_store_with_a_gap_runs_again(executed: Executed) -> None:
+    assert "39 kept" in shown(panel(executed, "good-store"))
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on(executed: Executed) -> None:
+    text = shown(panel(executed, "killed"))
+    assert re.search(r"rank 1 .*SIGKILL", text)
+    assert re.search(r"begins after epoch [12]", text)
 
 
 def test_nothing_but_the_notebook_speaks(executed: Executed) -> None:
-    """stderr stays empty: TensorFlow, Spark, the JVM and sparkring print no warnings."""
-    assert not [(cell, output.text) for cell, output in executed.every_output() if output.get("name") == "stderr"]
+    """On stderr, sparkring says that it makes a SparkSession. PyTorch, Spark and the JVM print no warnings."""
+    texts = [(cell, output.text) for cell, output in executed.every_output() if output.get("name") == "stderr"]
+    assert {cell for cell, _ in texts} == {"clock-spark"}
+    assert all(line.startswith("sparkring: ") for _, text in texts for line in text.splitlines())
 
 
 def test_pictures_and_tables_are_there(executed: Executed) -> None:
     pictures = [cell for cell, output in executed.every_output() if "image/png" in output.get("data", {})]
-    assert pictures == ["data-picture", "curves", "mistakes"]
-    (table,) = executed.outputs("dry-run")
-    rows = {line.split()[0]: line for line in table.data["text/plain"].splitlines()[2:]}
-    assert {"x_train", "y_train", "make_model", "keras", "learning_rate"} <= set(rows)
-    assert re.search(r"\bmodule\b.* by reference$", rows["keras"].rstrip())
+    assert pictures == ["best", "pieces", "chart"]
     (runs,) = executed.outputs("runs")
     assert len(runs.data["text/plain"].splitlines()[2:]) == 5
-    (logs,) = executed.outputs("logs")
-    first, *_, last = logs.text.splitlines()
-    assert first == "rank 1 has 718 digits"
-    assert last.startswith("ValueError: cannot reshape")
-
-
-def test_spark_says_that_it_made_a_session(executed: Executed) -> None:
-    (panel,) = (output for output in executed.outputs("two") if output.output_type == "display_data")
-    assert "no SparkSession yet: making one on this machine" in panel.data["text/html"]
+    (seconds,) = executed.outputs("again-seconds")
+    assert re.fullmatch(r"\d+\.\d\d s from start to end\n", seconds.text)
 
 
 def test_nothing_outlives_the_kernel(executed: Executed, lab: Lab, wait_until: Callable[..., Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import platform
 import re
@@ -23,6 +24,9 @@ _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"),
     "sklearn": ("scikit-learn",),
 }
+
+# sparkring and cloudpickle are sent with the task.
+_ALWAYS_THERE = frozenset({"__main__", "sparkring", "cloudpickle", *sys.stdlib_module_names})
 
 
 def package_names(module: str) -> tuple[str, ...]:
@@ -62,9 +66,10 @@ class Difference(NamedTuple):
 
 
 def modules_of(values: Iterable[object]) -> frozenset[str]:
-    """Return the top-level modules, outside the standard library, that ranks import to rebuild `values`."""
-    own = {"__main__", "sparkring", "cloudpickle"}  # these are sent with the task
-    return frozenset(_home(value).partition(".")[0] for value in values) - own - sys.stdlib_module_names
+    """Return the modules, outside the standard library, that ranks import to rebuild `values`, and their packages."""
+    homes = {_home(value) for value in values}
+    homes = {home for home in homes if home.partition(".")[0] not in _ALWAYS_THERE}
+    return frozenset(name for home in homes for name in itertools.accumulate(home.split("."), "{}.{}".format))
 
 
 def _home(value: object) -> str:

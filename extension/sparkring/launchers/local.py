@@ -82,7 +82,8 @@ class LocalLauncher(Launcher):
     def waits_for(self) -> str:
         if not self._waiting or self._spare is None:
             return ""
-        return f"one process imports {' and '.join(self._spare.wanted.modules)} for all of them"
+        packages = dict.fromkeys(module.partition(".")[0] for module in self._spare.wanted.modules)
+        return f"one process imports {' and '.join(packages)} for all of them"
 
     def _setting(self) -> Setting | None:
         set_later = {} if self.code is None else self.code.environment

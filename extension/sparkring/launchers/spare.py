@@ -1,9 +1,9 @@
 """Keeps one spare process, which has imported the modules that earlier ranks imported, and has it fork members.
 
-A spare process is started when all ranks on this machine have exited, or for the first launch if it is known what that
-launch's ranks will import. It serves a launch only if everything that an import may depend on (see Setting) is still
-the same. All other launches start new processes, and a spare process that does not fit the last launch is replaced
-after that launch.
+A spare process is started when all ranks on this machine have exited. Before the first launch, it is started when the
+notebook has imported frameworks that ranks may need, or for the launch if it is known what its ranks will import. It
+serves a launch only if everything that an import may depend on (see Setting) is still the same. All other launches
+start new processes, and a spare process that does not fit the last launch is replaced after that launch.
 """
 
 from __future__ import annotations
@@ -162,10 +162,14 @@ class ForkedMember:
 
 
 class SpareProcess:
-    """A spare process, as the driver sees it. `is_awaited` says whether a launch is waiting for it."""
+    """A spare process, as the driver sees it. `is_awaited` says whether a launch is waiting for it.
+
+    When it is ready, `imported` are the frameworks that it has: also those that others have imported.
+    """
 
     def __init__(self, wanted: Wanted, *, is_awaited: bool = False) -> None:
         self.wanted = wanted
+        self.imported: tuple[str, ...] = ()
         self._awaited_until = time.monotonic() + IMPORT_S if is_awaited else 0.0
         self._ready = False
         self._lock = threading.Lock()
@@ -198,12 +202,24 @@ class SpareProcess:
                 said.register(self._channel, select.POLLIN)
                 if said.poll(0):
                     with contextlib.suppress(OSError):
-                        self._ready = self._channel.recv(64) == SPARE_READY
+                        answer = self._channel.recv(1 << 16)
+                        self._ready = answer.startswith(SPARE_READY)
+                        self.imported = tuple(answer.removeprefix(SPARE_READY).decode().split())
         return self._ready and not self.ended
+
+    def serves(self, wanted: Wanted) -> bool:
+        """Return whether the process is ready, and has imported everything that `wanted` asks for."""
+        return self.is_ready() and self.wanted._replace(modules=(*self.wanted.modules, *self.imported)).covers(wanted)
 
     def is_importing(self) -> bool:
         """Return whether a launch should wait until the process has imported its modules."""
         return time.monotonic() < self._awaited_until and not (self.is_ready() or self.ended)
+
+    def await_imports(self) -> None:
+        """Have a launch wait for the imports that the process does in the background, at the launch's own priority."""
+        self._awaited_until = time.monotonic() + IMPORT_S
+        with contextlib.suppress(OSError):  # it has exited, or its priority may not be raised
+            os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0))
 
     def has_refused(self) -> bool:
         """Return whether the process has exited because an import failed, or because it would not be safe to fork."""
@@ -248,10 +264,11 @@ class Spares:
     """Decides when there is a spare process, and whether it serves a launch.
 
     begin() and end() enclose each launch of ranks whose code is known. A spare process for the next launch is started
-    only while no launch is under way. If the process is still importing when a launch begins, it is ended, because it
-    would slow the ranks down. If a launch finds no spare process, and it is known what its ranks will import first, a
-    spare process is started for the launch, and the launch waits for it. So the ranks of a first launch, and all
-    processes of a pool, need only one import.
+    only while no launch is under way. If the process is still importing when a launch begins, the launch waits for it
+    if its ranks would import the same; otherwise, the process is ended, because it would slow the ranks down. If a
+    launch finds no spare process, and it is known what its ranks will import first, a spare process is started for the
+    launch, and the launch waits for it. So the ranks of a first launch, and all processes of a pool, need only one
+    import.
     """
 
     def __init__(self) -> None:
@@ -273,14 +290,14 @@ class Spares:
         with self._lock:
             self._launches += 1
             self._cancel()
-            spare = self.spare
-            if spare is not None and (
-                spare.wanted.setting != setting or not (spare.is_ready() or spare.is_importing())
-            ):
-                self._dismiss()
+            spare, modules = self.spare, wanted_by(code)
+            if spare is not None:
+                if modules and not spare.is_ready() and set(spare.wanted.modules) >= set(modules):
+                    spare.await_imports()
+                if spare.wanted.setting != setting or not (spare.is_ready() or spare.is_importing()):
+                    self._dismiss()
             if self.spare is not None and self.spare.wanted.fits(code):
                 return self.spare
-            modules = wanted_by(code)
             if setting is None or not modules or self._changes or self._launches > 1:
                 return None
             self._dismiss()
@@ -300,6 +317,14 @@ class Spares:
             if modules and setting is not None:
                 self._wanted = Wanted(setting, modules)
             self._settle()
+
+    def expect(self, setting: Setting | None, modules: tuple[str, ...]) -> None:
+        """Have a spare process started that imports these modules, because ranks of the next launch may need them."""
+        with self._lock:
+            expected = None if setting is None else Wanted(setting, modules)
+            if expected is not None and not (self._wanted is not None and self._wanted.covers(expected)):
+                self._wanted = expected
+                self._settle()
 
     def stop(self) -> None:
         """End the spare process, if there is one."""
@@ -334,7 +359,7 @@ class Spares:
         elif self._wanted is not None:
             self._changes = False
         spare, wanted = self.spare, self._wanted
-        if spare is not None and not (wanted is not None and spare.is_ready() and spare.wanted.covers(wanted)):
+        if spare is not None and not (wanted is not None and spare.serves(wanted)):
             self._dismiss()
         if wanted is not None and self.spare is None and self._timer is None:
             self._timer = threading.Timer(REST_S, self._start)

@@ -15,7 +15,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from IPython.core.magic import no_var_expand
 
 import sparkring
-from sparkring.notebook import checkpoints, data, doctor, foreach, gang, history, launch, stream
+from sparkring.notebook import checkpoints, data, doctor, expected, foreach, gang, history, launch, stream
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import asks_for_help
 from sparkring.runtime.packages import lacking
@@ -37,6 +37,7 @@ def load(shell: Any) -> None:
         shell.register_magic_function(_function(shell, magic), magic.kind, magic.name)
     if "sparkring" not in shell.user_ns:  # so that `sparkring.log` in a cell needs no import
         shell.push({"sparkring": sparkring}, interactive=False)
+    shell.events.register("post_run_cell", expected.note_imports)
     sparkdl.install()
     quiet.silence_when_imported()
     if _complete not in shell.Completer.custom_matchers:
@@ -49,8 +50,9 @@ def unload(shell: Any) -> None:
 
     background.stop_all()
     warm_gang.stop()
-    with contextlib.suppress(ValueError):
-        shell.events.unregister("post_run_cell", gang.stop_after_reset)
+    for after_cell in (expected.note_imports, gang.stop_after_reset):
+        with contextlib.suppress(ValueError):
+            shell.events.unregister("post_run_cell", after_cell)
     if _complete in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(_complete)
     for magic in MAGICS.values():

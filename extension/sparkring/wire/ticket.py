@@ -19,12 +19,13 @@ BOOT = (
 
 # The code with which a spare process starts; its only argument is a path to add to sys.path. A driver and its spare
 # process talk over a socket, which is the stdin of the spare process. The driver sends a SpareOrder; once the modules
-# are imported, the spare process sends SPARE_READY. Then it forks a member for each ticket that it gets.
+# are imported, the spare process sends SPARE_READY, followed by the names of all frameworks that it has imported. Then
+# it forks a member for each ticket that it gets.
 SPARE_BOOT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; sys.path.append(sys.argv.pop()); "
     "from sparkring.worker.member.spare import main; main()"
 )
-SPARE_READY = b"ready"
+SPARE_READY = b"ready "
 
 # The Spark task sends these bytes after the last row of its partition. If they are missing, the rank knows that the
 # stream has broken off, and that rows of the partition are missing.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from sparkring.capture.packing import Packed, PackedObjects, pack
 from sparkring.capture.picklability import Namespace
 from sparkring.capture.snapshots import ATOMS, Snapshot
+from sparkring.capture.versions import modules_of
 from sparkring.engine.foreach.schedule import Item
 from sparkring.engine.foreach.steering import Steering
 from sparkring.errors import CaptureError, OptionsError
@@ -190,7 +191,8 @@ class Items:
             return Problem(number, name, failure)
         # Copy the buffers: the iterable may reuse an array for the next item before this item has been sent.
         parts = (packed.payload, *map(bytes, packed.buffers))
-        return Item(number, name, parts, key, scripts, {} if parameters is None else _recorded(named))
+        modules = modules_of(each for each in values.values() if not _is_atom(each))
+        return Item(number, name, parts, key, scripts, {} if parameters is None else _recorded(named), modules)
 
     def share(self, objects: PackedObjects | None, captured: Mapping[str, Any]) -> None:
         """Let items share the objects that are packed with the work, whose values are `captured`.

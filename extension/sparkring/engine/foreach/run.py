@@ -366,7 +366,7 @@ class ForeachRun:
         run = messages.Run(
             "item", checkpoints=here, parts=item.parts, scripts=item.scripts, seed=seed, measure=prepared.options.plan
         )
-        return Request(run, prepared.options.framework, prepared.modules, work=prepared.work)
+        return Request(run, prepared.options.framework, prepared.modules | item.modules, work=prepared.work)
 
     def _error(self, pool: Pool) -> BaseException | None:
         """Return the error to raise now that the pool has ended; None if all items have finished."""

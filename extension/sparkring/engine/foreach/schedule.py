@@ -17,7 +17,7 @@ class Item(NamedTuple):
     """One item: its number (from 0), a short description, the packed values, and the key of its kept result.
 
     `scripts` are the scripts that only this item runs. If the item is a trial of a search, `parameters` holds its
-    parameters as they are recorded.
+    parameters as they are recorded. `modules` are those that ranks import to rebuild the values.
     """
 
     number: int
@@ -26,6 +26,7 @@ class Item(NamedTuple):
     key: str = ""
     scripts: tuple[Script, ...] = ()
     parameters: Mapping[str, float | str] = {}
+    modules: frozenset[str] = frozenset()
 
 
 class Attempt(NamedTuple):

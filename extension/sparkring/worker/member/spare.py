@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from sparkring.wire.ticket import SPARE_READY, SpareOrder
 from sparkring.worker.member import member, process, streams
+from sparkring.worker.rank import preloads
 
 TICK_S = 1.0
 LOWEST = 19  # the priority during imports in the background
@@ -57,7 +58,7 @@ def main() -> None:
         order = SpareOrder(**json.loads(channel.recv(1 << 16)))
         if not prepare(order.modules, in_background=not order.is_awaited):
             os._exit(1)
-        channel.send(SPARE_READY)
+        channel.send(SPARE_READY + " ".join(preloads.imported()).encode())
         found = _serve(channel, driver, order)
     except BaseException:  # a module cannot be imported, the driver has exited, or no process can be forked
         os._exit(1)
@@ -78,7 +79,7 @@ def prepare(modules: Sequence[str], *, in_background: bool) -> bool:
 def _import(modules: Sequence[str], *, in_background: bool) -> None:
     """Import the modules as a rank would; with `in_background`, at a low priority."""
     from sparkring.capture import packing  # noqa: F401 - ranks import it, too
-    from sparkring.worker.rank import imports, libraries, preloads, rank  # noqa: F401
+    from sparkring.worker.rank import imports, libraries, rank  # noqa: F401
 
     libraries.prepare()
     imports.note_order(preloads.FRAMEWORKS)
