@@ -19,7 +19,7 @@ SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 CELL_TIMEOUT_S = 300
 HAS_PETASTORM = sys.version_info < (3, 13)  # there are no builds of the versions of pyarrow and NumPy that it needs
 # Notebooks that run with spare processes, as for users. Several ranks on this machine import the same packages.
-WITH_SPARES = {"survive", "strategies", "images"}
+WITH_SPARES = {"survive", "strategies", "images", "scaling"}
 PICTURES = {  # the cells that draw pictures
     "shards": ("data-picture", "picture"),
     "mixed_inputs": ("picture", "bars"),
@@ -282,3 +282,21 @@ def test_two_frameworks_come_to_the_same_net(outputs: Callable[[str], dict[str, 
     assert all(0.85 < value < 1 for value in reached)
     drawn = ("data-picture", "saw", "curves", "picture")
     assert all(any("image/jpeg" in output.get("data", {}) for output in found[cell]) for cell in drawn)
+
+
+@pytest.mark.slow
+def test_how_training_scales(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """The table has a row for each number of ranks, and the findings quote it."""
+    found = outputs("scaling")
+    numbers = re.findall(r"\d+", re.search(r"^ranks: (.*?);", printed(found["load"]), re.MULTILINE)[1])  # type: ignore[index]
+    assert numbers[:2] == ["1", "2"]
+    rows = re.findall(r"^(\d+) +([\d,]+) +(\d+\.\d\d) +(\d+)%", result(found["table"]), re.MULTILINE)
+    assert [row[0] for row in rows] == numbers
+    rates = [int(row[1].replace(",", "")) for row in rows]
+    (findings,) = (output.data["text/markdown"] for output in found["findings"])
+    for (ranks, _, speed_up, efficiency), rate in zip(rows, rates, strict=True):
+        assert float(speed_up) == pytest.approx(rate / rates[0], abs=0.02)
+        assert int(efficiency) == pytest.approx(100 * float(speed_up) / int(ranks), abs=1.5)
+        said = f"**{ranks} ranks** train on {speed_up} times as many images per second"
+        assert (said in findings) == (ranks != "1")
+    assert any("image/png" in output.get("data", {}) for output in found["picture"])
