@@ -223,6 +223,9 @@ def test_hundreds_of_models(outputs: Callable[[str], dict[str, list[Any]]]) -> N
     assert there - states["kept"] in (0, 1), "the kill may have cut off one result"
     assert states == {"kept": states["kept"], "finished": 300 - states["kept"]}
     assert float(re.search(r"four weeks: (\d+\.\d)%", printed(found["result"]))[1]) < 20  # type: ignore[index]
+    assert "# tag: parameters\nstore = " in printed(found["notebook"])
+    assert "NaN" not in result(found["notebooks-result"])
+    assert re.search(r"better for \d+ of 300 stores$", printed(found["notebooks-result"]), re.MULTILINE)
     pruned = int(re.search(r"(\d+) of 32 trials were pruned", printed(found["best"]))[1])  # type: ignore[index]
     assert 0 < pruned < 32
     for cell in ("picture", "search-picture"):
