@@ -21,7 +21,7 @@ SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 CELL_TIMEOUT_S = round(300 * PACE)
 HAS_PETASTORM = sys.version_info < (3, 13)  # there are no builds of the versions of pyarrow and NumPy that it needs
 # Notebooks that run with spare processes, as for users. Several ranks on this machine import the same packages.
-WITH_SPARES = {"survive", "strategies", "images"}
+WITH_SPARES = {"survive", "strategies", "images", "scaling"}
 PICTURES = {  # the cells that draw pictures
     "shards": ("data-picture", "picture"),
     "mixed_inputs": ("picture", "bars"),
@@ -62,7 +62,7 @@ def outputs(execute: Callable[..., None]) -> Callable[[str], dict[str, list[Any]
         noise = [output.text for cell in found.values() for output in cell if output.get("name") == "stderr"]
         # These make a Spark session and write or score a DataFrame; sparkring says so. They also have pandas
         # UDFs, for which pyspark 4.3 warns about pandas 3.
-        spoken = name in ("mixed_inputs", "images", "online")
+        spoken = name in ("mixed_inputs", "images", "online", "ensemble")
         said = ("sparkring: ", "FutureWarning: PySpark does not yet fully support pandas")
         assert not [text for text in noise if not spoken or not any(each in text for each in said)]
         return found
@@ -94,11 +94,13 @@ def test_the_cells_of_a_tutorial_run_as_written(path: Path, execute: Callable[..
 
 @pytest.mark.slow
 @pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
-def test_the_vote_beats_each_model(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+def test_a_hundred_trees_vote(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """Each partition has trained a tree, and their vote, a column, beats the average tree."""
     found = outputs("ensemble")
-    *single, together = map(float, re.findall(r"\d\.\d{3}$", printed(found["vote"]), re.MULTILINE))
-    assert len(single) == 4
-    assert 1 > together > max(single) > 0.6
+    assert printed(found["models"]).startswith("100 trees, ")
+    single, together = map(float, re.findall(r": +(\d\.\d{3})\b", printed(found["accuracy"])))
+    assert 0.6 < single < together <= 1
+    assert len(re.findall(r"^\| *(?:china|flower)\|", printed(found["vote"]), re.MULTILINE)) == 2
     assert any("image/png" in output.get("data", {}) for output in found["picture"])
     for cell in ("context", "train", "batches"):
         (panel,) = (output for output in found[cell] if output.output_type == "display_data")
@@ -249,6 +251,9 @@ def test_hundreds_of_models(outputs: Callable[[str], dict[str, list[Any]]]) -> N
     assert there - states["kept"] in (0, 1), "the kill may have cut off one result"
     assert states == {"kept": states["kept"], "finished": 300 - states["kept"]}
     assert float(re.search(r"four weeks: (\d+\.\d)%", printed(found["result"]))[1]) < 20  # type: ignore[index]
+    assert "# tag: parameters\nstore = " in printed(found["notebook"])
+    assert "NaN" not in result(found["notebooks-result"])
+    assert re.search(r"better for \d+ of 300 stores$", printed(found["notebooks-result"]), re.MULTILINE)
     pruned = int(re.search(r"(\d+) of 32 trials were pruned", printed(found["best"]))[1])  # type: ignore[index]
     assert 0 < pruned < 32
     for cell in ("picture", "search-picture"):
@@ -310,3 +315,22 @@ def test_two_frameworks_come_to_the_same_net(outputs: Callable[[str], dict[str, 
     assert all(0.85 < value < 1 for value in reached)
     drawn = ("data-picture", "saw", "curves", "picture")
     assert all(any("image/jpeg" in output.get("data", {}) for output in found[cell]) for cell in drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+def test_how_training_scales(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """The table has a row for each number of ranks, and the findings quote it."""
+    found = outputs("scaling")
+    numbers = re.findall(r"\d+", re.search(r"^ranks: (.*?);", printed(found["load"]), re.MULTILINE)[1])  # type: ignore[index]
+    assert numbers[:2] == ["1", "2"]
+    rows = re.findall(r"^(\d+) +([\d,]+) +(\d+\.\d\d) +(\d+)%", result(found["table"]), re.MULTILINE)
+    assert [row[0] for row in rows] == numbers
+    rates = [int(row[1].replace(",", "")) for row in rows]
+    (findings,) = (output.data["text/markdown"] for output in found["findings"])
+    for (ranks, _, speed_up, efficiency), rate in zip(rows, rates, strict=True):
+        assert float(speed_up) == pytest.approx(rate / rates[0], abs=0.02)
+        assert int(efficiency) == pytest.approx(100 * float(speed_up) / int(ranks), abs=1.5)
+        said = f"**{ranks} ranks** train on {speed_up} times as many images per second"
+        assert (said in findings) == (ranks != "1")
+    assert any("image/png" in output.get("data", {}) for output in found["picture"])
