@@ -25,7 +25,8 @@ from run_demo import ROOT, WIDGET, CellFailed, execute, is_shown, own_kernel, sh
 
 PICTURE = r"data:[\w/+.-]+;base64,[\w+/=]+"  # base64, which may look like a name
 PATH = r"(?<![\w.~…-])(?<!dbfs:)"  # what must not precede a path's first slash
-FOLDER = rf"{PATH}/(?:home|root|tmp|Users|private|var)/[\w.+-]+|(?<![\w:/.…~<&;-])/(?!dbfs/)[\w.+-]+/[\w.+-]+"
+# /__w is where PyTorch's wheels are built; PyTorch names its sources there in messages.
+FOLDER = rf"{PATH}/(?:home|root|tmp|Users|private|var)/[\w.+-]+|(?<![\w:/.…~<&;-])/(?!dbfs/|__w/)[\w.+-]+/[\w.+-]+"
 ADDRESS = r"(?<![\w.])(?:10\.\d+|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.\d+\.\d+(?![\w.])"  # RFC 1918
 LEFT = re.compile(rf"{PICTURE}|(?P<told>{FOLDER}|{ADDRESS})")
 SECRET = re.compile(r"(?i)token|secret|password|passwd|_key$")
