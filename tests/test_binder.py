@@ -105,22 +105,38 @@ def test_the_package_is_installed_with_the_constraints(
 def test_what_the_notebooks_import_is_installed(commands: list[list[str]], setup: configparser.ConfigParser) -> None:
     """Every package that a notebook imports is named by postBuild, or is required by a package that postBuild names."""
     named = [word for words in commands for word in words if "pip" in words and re.fullmatch(r"[a-z-]+", word)]
-    wanted = [Requirement(line) for line in setup["options"]["install_requires"].split("\n") if line]
-    extras = Requirement(setup["options.extras_require"]["all"].strip()).extras
-    wanted += [
-        Requirement(line) for each in extras for line in setup["options.extras_require"][each].split("\n") if line
-    ]
-    brought = with_what_they_need({*(each.name for each in wanted), *named})
+    brought = with_what_they_need({*required(setup, "all"), *named})
+    check_brought(imported("*"), brought)
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="asks the installed packages what they need")
+def test_what_the_quickstart_imports_comes_with_the_demo(setup: configparser.ConfigParser) -> None:
+    """`make demo` installs the extra `demo` and nothing else."""
+    check_brought(imported("quickstart"), with_what_they_need(required(setup, "demo")))
+
+
+def check_brought(modules: set[str], brought: set[str]) -> None:
+    """Check that each module that does not come with Python or sparkring is in one of the distributions `brought`."""
     homes = metadata.packages_distributions()
-    for name in imported() - {"sparkring", "sparkdl", "horovod"} - sys.stdlib_module_names:
+    for name in modules - {"sparkring", "sparkdl", "horovod"} - sys.stdlib_module_names:
         assert brought & {canonicalize_name(home) for home in homes[name]}, name
 
 
-def imported() -> set[str]:
-    """Return the packages that cells of the notebooks import."""
+def required(setup: configparser.ConfigParser, *extras: str) -> set[str]:
+    """Return the names of the distributions that sparkring requires with these extras."""
+    lines = "\n".join(
+        [setup["options"]["install_requires"], *(setup["options.extras_require"][name] for name in extras)]
+    )
+    needs = [Requirement(line) for line in lines.split("\n") if line]
+    others = {extra for need in needs if need.name == "sparkring" for extra in need.extras}
+    return {need.name for need in needs} | (required(setup, *others) if others else set())
+
+
+def imported(notebooks: str) -> set[str]:
+    """Return the packages that cells of the notebooks of this name import."""
     sources = [
         "".join(cell["source"])
-        for path in (ROOT / "notebooks").glob("*.ipynb")
+        for path in (ROOT / "notebooks").glob(f"{notebooks}.ipynb")
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
         if cell["cell_type"] == "code"
     ]
