@@ -53,6 +53,6 @@ def test_the_moving_picture(opened: Opened, pictures: Path, look: str) -> None:
 
 def _on(size: tuple[int, int], frame: Image.Image) -> Image.Image:
     """Return the frame at the top left of a picture of `size` in its own background's colour."""
-    whole = Image.new("RGB", size, frame.getpixel((1, 1)))
+    whole = Image.new("RGB", size, frame.getpixel((frame.width - 4, frame.height - 4)))
     whole.paste(frame)
     return whole
