@@ -33,7 +33,7 @@ include_patterns = [
     "SECURITY.md",
     "benchmarks/RESULTS.md",
     "docs/**.md",
-    "notebooks/*.ipynb",
+    "notebooks/**.ipynb",
 ]
 exclude_patterns = [".*", "build", "dist", "extension", "tests"]  # folders that need not be searched
 nitpicky = True
@@ -94,7 +94,8 @@ def contents(_app: Sphinx, docname: str, content: list[str]) -> None:
     for caption, pages in re.findall(r"(?ms)^\*\*([^*\n]+)\*\*\n(.*?)(?=^\*\*|\Z)", index):
         if names := re.findall(r"(?m)^- \[.+?\]\(([\w/-]+)\.md\)", pages):
             trees[caption] = [f"docs/{name}" for name in names]
-    trees["Notebooks"] = sorted(f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.ipynb"))
+    notebooks = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / "notebooks").glob("**/*.ipynb"))
+    trees["Notebooks"] = sorted(map(str, notebooks))
     trees["Project"] = ["CHANGELOG", "benchmarks/RESULTS", "CONTRIBUTING", "SECURITY"]
     for caption, pages in trees.items():
         content[0] += "\n```{toctree}\n:hidden:\n" + (f":caption: {caption}\n" if caption else "")
