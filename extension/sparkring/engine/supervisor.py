@@ -316,8 +316,8 @@ class Supervisor:
         places = {(stack.cell_line, collective(stack.text)) for stack in stacks}
         where = describe.explain_where(self.recorder.record)
         # A notice goes when a rank is heard, so the same one may be due again.
-        told = any(notice.text.endswith(where) for notice in self.recorder.record.notices)
-        if (len(places) > 1 or len(running) < len(self.execution.ranks)) and not told:
+        standing = any(notice.text.endswith(where) for notice in self.recorder.record.notices)
+        if (len(places) > 1 or len(running) < len(self.execution.ranks)) and not standing:
             silence = describe.duration(round(time.time() - heard))
             self.recorder.notice(f"the ranks have been silent for {silence}: {where}", until="heard")
 

@@ -191,7 +191,7 @@ class Items:
             return Problem(number, name, failure)
         # Copy the buffers: the iterable may reuse an array for the next item before this item has been sent.
         parts = (packed.payload, *map(bytes, packed.buffers))
-        modules = modules_of(each for each in values.values() if not _is_atom(each))
+        modules = modules_of(value for value in values.values() if not _is_atom(value))
         return Item(number, name, parts, key, scripts, {} if parameters is None else _recorded(named), modules)
 
     def share(self, objects: PackedObjects | None, captured: Mapping[str, Any]) -> None:
