@@ -87,6 +87,16 @@ two.refresh(record)
 """
 CAUGHT_UP_END = """two.close(replay([RunFinished(now + 9, "finished")], record))
 """
+# From here on, pages get only what the kernel sends again, and the kernel does not hear them.
+MISSED = """from sparkring.views import panel
+
+page = panel._open_page()
+page.on_msg(page._heard, remove=True)
+page.tell = lambda record, news: page._records.update({record.run_id: record})
+"""
+NOT_MISSED = """del page.tell
+page.on_msg(page._heard)
+"""
 # The last item waits until the test has seen the panel during the run.
 ITEMS = """%%foreach store in range(1000) -n -2 --name stores
 import os
@@ -126,13 +136,14 @@ if lr < 0.01:
 """
 AT_ENDLESS, AT_FAILING, AT_BACKGROUND, AT_MEANWHILE, AT_GANG, AT_QUICK, AT_SILENT, AT_MANY, AT_MANY_END = range(1, 10)
 AT_SHOWN, AT_BY_NAME, AT_ITEMS, AT_TRIALS, AT_SEARCH = 10, 11, 12, 13, 14
-AT_BEHIND, AT_CAUGHT_UP, AT_CAUGHT_UP_END, AT_FEW_ITEMS = 15, 16, 17, 18
+AT_BEHIND, AT_CAUGHT_UP, AT_CAUGHT_UP_END, AT_FEW_ITEMS, AT_MISSED, AT_NOT_MISSED = range(15, 21)
 
 
 @pytest.fixture(scope="module")
 def notebook(opened: Opened) -> Notebook:
     cells = (ENDLESS, FAILING, BACKGROUND, MEANWHILE, GANG, QUICK, SILENT, MANY, MANY_END, "_", "%runs behind", ITEMS)
-    found = opened("ends", "%load_ext sparkring", *cells, TRIALS, SEARCH, BEHIND, CAUGHT_UP, CAUGHT_UP_END, FEW_ITEMS)
+    more = (TRIALS, SEARCH, BEHIND, CAUGHT_UP, CAUGHT_UP_END, FEW_ITEMS, MISSED, NOT_MISSED)
+    found = opened("ends", "%load_ext sparkring", *cells, *more)
     found.run(0, wait=True)
     return found
 
@@ -193,6 +204,15 @@ def test_jupyters_own_interrupt(notebook: Notebook) -> None:
     panel = running(notebook)
     notebook.page.get_by_role("button", name=re.compile("^Interrupt the kernel")).click()
     was_interrupted(notebook, panel)
+
+
+def test_a_page_that_was_not_ready_for_the_first_messages(notebook: Notebook) -> None:
+    """A slow page loads the panel's script late, and its questions may reach the kernel only after the cell."""
+    notebook.run(AT_MISSED, wait=True)
+    running(notebook)
+    notebook.command("notebook:interrupt-kernel")
+    notebook.until_done(AT_ENDLESS)
+    notebook.run(AT_NOT_MISSED, wait=True)
 
 
 def test_a_rank_that_fails(notebook: Notebook, shoot: Callable[..., None]) -> None:

@@ -37,7 +37,7 @@ BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
 STATIC_AFTER_S = STATIC_PAUSE_S = 2.0
 SNAPSHOT_PAUSE_S = 5.0
 BUSY_EVERY_S = 1.0
-ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # repeated, because a newly loaded page may not be listening yet
+AGAIN_AFTER_S = (1.5, 4.0, 10.0)  # when messages are sent again that a page may have missed, since it was not ready yet
 # The number of ended runs that a page can still show after it has been loaded again. src/runs.js has the same number.
 KEPT = 20
 
@@ -68,6 +68,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         self._guard = threading.Lock()
         self._records: OrderedDict[str, RunRecord] = OrderedDict()
         self._controls: dict[str, Controls] = {}
+        self._asked: set[str] = set()  # the runs in progress that a page has asked for
         self._snapshot_due = 0.0
         super().__init__(page=secrets.token_hex(8), run=run)
         self.on_msg(self._heard)
@@ -96,6 +97,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         """Record that the run has ended. Pages can still ask for it until KEPT other runs have ended."""
         with self._guard:
             self._controls.pop(record.run_id, None)
+            self._asked.discard(record.run_id)
             self._records.move_to_end(record.run_id)
             for run in [run for run, each in self._records.items() if each.outcome is not None][:-KEPT]:
                 del self._records[run]
@@ -104,6 +106,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         """Remove the panel of a quick run from all pages. The static view, which the notebook saves, is sufficient."""
         with self._guard:
             self._controls.pop(record.run_id, None)
+            self._asked.discard(record.run_id)
             del self._records[record.run_id]
             self._post({"run": record.run_id, "kind": "gone"})
 
@@ -122,6 +125,18 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
             static = bundle(record._replace(run_id=""), now=now, final=record.outcome is not None)["text/html"]
             shown = {"model_name": "HTMLModel", "state": {**layout, "value": static}}
         return {"model_module": "@jupyter-widgets/controls", "model_module_version": "2.0.0", **shown}
+
+    def repeat(self, run: str) -> None:
+        """Send the whole run again, unless a page has asked for it.
+
+        A page misses the messages that arrive before it has loaded the widget's script, and its question may reach the
+        kernel only after the cell has ended. Without the run's state, the page would show no panel until then.
+        """
+        with self._guard:
+            record = self._records.get(run)
+            if record is not None and run not in self._asked:
+                for message in whole(record, time.time()):
+                    self._post(message)
 
     def announce(self) -> None:
         """Announce this widget's model to all pages again, and send them every run that is in progress.
@@ -159,6 +174,8 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         with self._guard:
             record = self._records.get(str(run))
             if record is not None:
+                if record.outcome is None:
+                    self._asked.add(record.run_id)
                 for each in whole(record, time.time()):
                     self._post(each)
             stops, answers = controls is not None, controls is not None and controls.answer is not None
@@ -191,7 +208,7 @@ def _page_of(run: str) -> Page:
 
 
 class _Foreground:
-    """Tells front ends the kernel's state and announces its widget while a cell is running.
+    """Tells front ends the kernel's state, and sends again what a page may have missed, while a cell shows a run.
 
     While the cell is running, a subshell of the kernel can answer messages, for example from a widget. JupyterLab then
     shows the kernel as idle, so the busy state is sent repeatedly. A page that is loaded while the cell is running gets
@@ -199,28 +216,34 @@ class _Foreground:
     shows that a page has connected.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, page: Page, run: str) -> None:
+        self._page, self._run = page, run
         self._kernel: Any = getattr(get_ipython(), "kernel", None)
-        self._due = time.monotonic() + BUSY_EVERY_S
+        now = time.monotonic()
+        self._due = now + BUSY_EVERY_S
+        self._repeat_at = [now + after_s for after_s in AGAIN_AFTER_S]
         self._announce_at: list[float] = []
         self._connections = _watch_connections(self._kernel)
 
-    def tell(self, page: Page) -> None:
-        """Send the busy state and the announcement if they are due. The cell's thread calls this often."""
+    def tell(self) -> None:
+        """Send the busy state, the run and the announcement if they are due. The cell's thread calls this often."""
         now = time.monotonic()
         if now < self._due:
             return
         self._due = now + BUSY_EVERY_S
         kernel, parent = self._kernel, self._kernel.get_parent("shell")
         kernel.session.send(kernel.iopub_socket, "status", {"execution_state": "busy"}, parent=parent)
+        if self._repeat_at and now >= self._repeat_at[0]:
+            self._repeat_at.pop(0)
+            self._page.repeat(self._run)
         if self._connections is None:
             return
         while self._connections.poll(0):
             self._connections.recv_multipart()
-            self._announce_at = [now + after_s for after_s in ANNOUNCE_AFTER_S]
+            self._announce_at = [now + after_s for after_s in AGAIN_AFTER_S]
         if self._announce_at and now >= self._announce_at[0]:
             self._announce_at.pop(0)
-            page.announce()
+            self._page.announce()
 
     def close(self) -> None:
         if self._connections is not None:
@@ -272,8 +295,7 @@ class PanelView:
             return
         sent = self._tell(record)
         if self._foreground is not None:
-            assert self._page is not None
-            self._foreground.tell(self._page)
+            self._foreground.tell()
         took = time.monotonic() - began
         self._due = began + max(PAUSE_S, PAUSE_PER_WORK * took, sent / BYTES_PER_S)
         self._static.refresh(record)
@@ -307,7 +329,7 @@ class PanelView:
             self._page.begin(record, self._controls)
             self._display_place(self._page, record)
             if not self._background and record.outcome is None:
-                self._foreground = _Foreground()
+                self._foreground = _Foreground(self._page, record.run_id)
         news = self._feed.news(record, time.time())
         self._page.tell(record, news)
         return sum(size_bytes(each) for each in news)
