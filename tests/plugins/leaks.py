@@ -27,6 +27,9 @@ from sparkring.engine import background, queries
 from sparkring.history import compression
 
 MARK = "SPARKRING_TEST"  # in the environment of every process that a test starts, and so in /proc
+# What libraries leave open: matplotlib, the fonts that it has drawn with; TensorFlow, /proc/PID/cmdline, and the device
+# from which it once drew a random number.
+KEPT_OPEN = re.compile(r"/mpl-data/fonts/|^/proc/\d+/cmdline$|^/dev/u?random$")
 SETTLE_S = PACE  # what still exists after this time counts as left behind
 
 
@@ -128,8 +131,7 @@ def traces() -> Traces:
             if int(name) in to_spark:
                 lasting.sockets.add(target)
             # A socket is identified by its number, since its address changes when the other end closes it.
-            # matplotlib leaves open the fonts that it has drawn with; TensorFlow leaves open /proc/PID/cmdline.
-            if target not in lasting.sockets and not re.search(r"/mpl-data/fonts/|^/proc/\d+/cmdline$", target):
+            if target not in lasting.sockets and not KEPT_OPEN.search(target):
                 descriptors[re.sub(r"\d+", "N", target) if target.startswith("pipe:") else target] += 1
     return Traces(
         _children() if _has_children() else set(),
