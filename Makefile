@@ -29,6 +29,9 @@ PANEL := extension/sparkring/views/panel
 PANEL_PACKAGES := $(PANEL)/node_modules/.package-lock.json
 # Build isolation is off, so that the package is built with the setuptools that is already in the environment.
 INSTALL := $(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation --editable
+# pip compiles the packages that it installs, but not the sources of an editable one. Where Python may not write
+# bytecode, every rank would compile them again.
+COMPILE := $(BIN)/python -m compileall -q extension
 
 # Triton comes with PyTorch's CUDA builds, and only GPUs need it. A process that imports Triton after TensorFlow 2.21
 # crashes.
@@ -189,6 +192,7 @@ SETUP := $(CONSTRAINTS) setup.cfg pyproject.toml
 
 $(FIRST_PACKAGES): $(VENV_MADE) $(SETUP)
 	@$(BIN)/python $(WATCH) $(VENV)/first-packages.log 'Installing PyTorch and sparkring' $(INSTALL) '.[torch]' scikit-learn
+	@$(COMPILE)
 	@touch $@
 
 $(FIRST_RING): $(FIRST_PACKAGES)
@@ -198,6 +202,7 @@ $(FIRST_RING): $(FIRST_PACKAGES)
 $(DEMO_PACKAGES): $(VENV_MADE) $(SETUP)
 	@$(BIN)/python $(WATCH) $(VENV)/demo-packages.log 'Installing Spark and what the demo needs' $(INSTALL) '.[demo]'
 	@$(REMOVE_TRITON)
+	@$(COMPILE)
 	@touch $@
 
 # This installs all packages, including those of the first ring and the demo, so the steps that install only those are
@@ -209,6 +214,7 @@ $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 	@# tensorflow-cpu, so it is installed without its dependencies.
 	@$(if $(filter -current,$(SET)),$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-deps tf_keras)
 	@$(REMOVE_TRITON)
+	@$(COMPILE)
 	@touch $(FIRST_PACKAGES) $(DEMO_PACKAGES) $@
 
 $(PEERS_INSTALLED): $(PACKAGES_INSTALLED)
