@@ -93,8 +93,10 @@ def unpack_results(execution: Execution, folder: str, ranks: Collection[int] | N
                 kept = _kept(sent, name or "value", Path(folder), f"{name or 'value'}-rank-{rank}{label}.pkl")
                 found.lost.append(Lost(f"{what} of rank {rank} is a {sent.packed.type_name}, which {problem}", kept))
                 continue
-            without.setdefault(what, {}).update(dict.fromkeys(sent.packed.without))
-            on_gpus.setdefault(what, {}).update({rebuilt.was_on: None} if rebuilt.was_on else {})
+            if sent.packed.without:
+                without.setdefault(what, {}).update(dict.fromkeys(sent.packed.without))
+            if rebuilt.was_on:
+                on_gpus.setdefault(what, {})[rebuilt.was_on] = None
             if name:
                 found.pulled[name] = rebuilt.value
             else:
@@ -122,8 +124,7 @@ def _by_content(notes: Mapping[str, Mapping[str, None]]) -> Iterable[tuple[str, 
     """Group the names of values by what is noted about them, in words."""
     groups: dict[str, list[str]] = {}
     for what, noted in notes.items():
-        if noted:
-            groups.setdefault(_listed(noted), []).append(what)
+        groups.setdefault(_listed(noted), []).append(what)
     return groups.items()
 
 

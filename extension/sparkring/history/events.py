@@ -427,6 +427,9 @@ _BY_NAME: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Eve
 _BY_NAME["Message"] = UserMessage  # version 0.1 saved a UserMessage under this name
 
 
+_SAME_IN_JSON = frozenset({bool, float, int, str, type(None)})
+
+
 def is_known(kind: str) -> bool:
     """Return whether this version has events of this kind; a newer version may have saved others."""
     return kind in _BY_NAME
@@ -443,6 +446,8 @@ def plain(value: Any) -> Any:
 
     Bytes become text with one character for each byte, and mappings whose keys are tuples become pairs.
     """
+    if type(value) in _SAME_IN_JSON:  # a shortcut: a run with many items writes many events
+        return value
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, Mapping) and any(isinstance(key, tuple) for key in value):

@@ -20,39 +20,36 @@ _LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+
 # The functions in which a rank waits for the others: a pattern for the file, a pattern for the function, and the usual
 # name of the collective. If the name is '', the group `name` of the function's pattern is used. Functions that only
 # begin an operation (allreduce_async, isend) are not listed. synchronize() in Horovod's mpi_ops is not listed either,
-# because its caller is listed.
-_WAITS = tuple(
-    (re.compile(file), re.compile(function), name)
-    for file, function, name in (
-        (
-            r"/horovod/(?:common|torch|tensorflow|keras|_keras)/",
-            r"_?(?P<name>(?:grouped_|sparse_)?(?:allreduce|allgather|reducescatter|alltoall|broadcast)"
-            r"|broadcast_(?:parameters|optimizer_state|object|variables|global_variables)|allgather_object"
-            r"|barrier|join|init)_?",
-            "",
-        ),
-        (r"/horovod/torch/optimizer\.py$", r"synchronize", "allreduce"),
-        (
-            r"/torch/distributed/(?:distributed_c10d|collective_utils|_functional_collectives|nn/functional)\.py$",
-            r"_?(?P<name>(?:all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|monitored_barrier)\w*"
-            r"|(?:gather|scatter|send|recv)(?:_object(?:_list)?)?|reduce|barrier|init_process_group"
-            r"|new_group|destroy_process_group)",
-            "",
-        ),
-        (r"/torch/distributed/utils\.py$", r"_sync_module_states|_verify_param_shape_across_processes", "broadcast"),
-        (r"/torch/nn/parallel/distributed\.py$", r"_sync_buffers", "broadcast"),
-        (
-            r"/tensorflow/python/ops/collective_ops\.py$",
-            r"(?P<name>all_reduce|all_gather|all_to_all|broadcast|initialize_communicator)(?:_send|_recv)?(?:_v\d)?",
-            "",
-        ),
-        (
-            r"/tensorflow/python/distribute/collective_all_reduce_strategy\.py$",
-            r"_initialize_multi_worker",
-            "MultiWorkerMirroredStrategy",
-        ),
-        (r"/pyspark/taskcontext\.py$", r"(?P<name>barrier|allGather)", ""),
-    )
+# because its caller is listed. The patterns are compiled when they are first used: every rank imports this module.
+_WAITS = (
+    (
+        r"/horovod/(?:common|torch|tensorflow|keras|_keras)/",
+        r"_?(?P<name>(?:grouped_|sparse_)?(?:allreduce|allgather|reducescatter|alltoall|broadcast)"
+        r"|broadcast_(?:parameters|optimizer_state|object|variables|global_variables)|allgather_object"
+        r"|barrier|join|init)_?",
+        "",
+    ),
+    (r"/horovod/torch/optimizer\.py$", r"synchronize", "allreduce"),
+    (
+        r"/torch/distributed/(?:distributed_c10d|collective_utils|_functional_collectives|nn/functional)\.py$",
+        r"_?(?P<name>(?:all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|monitored_barrier)\w*"
+        r"|(?:gather|scatter|send|recv)(?:_object(?:_list)?)?|reduce|barrier|init_process_group"
+        r"|new_group|destroy_process_group)",
+        "",
+    ),
+    (r"/torch/distributed/utils\.py$", r"_sync_module_states|_verify_param_shape_across_processes", "broadcast"),
+    (r"/torch/nn/parallel/distributed\.py$", r"_sync_buffers", "broadcast"),
+    (
+        r"/tensorflow/python/ops/collective_ops\.py$",
+        r"(?P<name>all_reduce|all_gather|all_to_all|broadcast|initialize_communicator)(?:_send|_recv)?(?:_v\d)?",
+        "",
+    ),
+    (
+        r"/tensorflow/python/distribute/collective_all_reduce_strategy\.py$",
+        r"_initialize_multi_worker",
+        "MultiWorkerMirroredStrategy",
+    ),
+    (r"/pyspark/taskcontext\.py$", r"(?P<name>barrier|allGather)", ""),
 )
 # TensorFlow runs a whole graph in one call, for example in Keras' fit. The Python stack does not show whether the rank
 # is computing in this call or waiting in one of the graph's collectives.
@@ -140,8 +137,8 @@ def collective(text: str) -> str:
         if is_cell(frame.file):
             break  # the remaining frames, farther out, only wait for the cell to end
         for file, function, name in _WAITS:
-            found = function.fullmatch(frame.function)
-            if found and file.search(frame.file):
+            found = re.fullmatch(function, frame.function)
+            if found and re.search(file, frame.file):
                 # While TensorFlow traces a graph, it records the graph's collectives, but does not run them.
                 traced = any(outer.function == _TRACES_GRAPH for outer in frames[at:])
                 return "" if traced else name or found["name"]

@@ -10,15 +10,13 @@ from __future__ import annotations
 import copyreg
 import importlib
 import inspect
-import random
+import os
 import re
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparkring.capture.picklability import Kind, Refused, by_reference, walk
@@ -475,6 +473,8 @@ def seeds_of(keras: str) -> Any:
 @contextmanager
 def _same_random_numbers(keras: Any) -> Iterator[None]:
     """Restore, on exit, the state of the random generators from which initial weights are drawn."""
+    import random
+
     seeds = getattr(seeds_of(keras.__name__), "generator", None)
     context = sys.modules.get("tensorflow.python.eager.context")  # None if Keras 3 runs without TensorFlow
     drawing = (random._inst, seeds, getattr(context.context(), "_rng", None) if context else None)
@@ -520,9 +520,15 @@ def _learned(layer: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
     layer.save_own_variables(variables)
     if not (hasattr(layer, "get_vocabulary") and layer.get_vocabulary(include_special_tokens=False)):
         return variables, {}
+    import tempfile  # only where it is used: every rank imports this module, and ranks should start quickly
+
+    files = {}
     with tempfile.TemporaryDirectory() as folder:
         layer.save_assets(folder)
-        return variables, {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), "rb") as file:
+                files[name] = file.read()
+    return variables, files
 
 
 def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> None:
@@ -532,9 +538,12 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
             # Unlike other layers, Discretization does not call finalize_state() in load_own_variables().
             layer.finalize_state()
     if files:
+        import tempfile
+
         with tempfile.TemporaryDirectory() as folder:
             for name, content in files.items():
-                Path(folder, name).write_bytes(content)
+                with open(os.path.join(folder, name), "wb") as file:
+                    file.write(content)
             layer.load_assets(folder)
 
 

@@ -12,7 +12,6 @@ import re
 import sys
 import types
 import warnings
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -234,6 +233,8 @@ def _script(saved: bytes) -> Any:
 
 def _files(saved: bytes) -> list[Any]:
     """Return the files of a saved script, without the positions of its code in cells and the counters in its names."""
+    import zipfile  # only here: every rank imports this module, and zipfile is rarely needed
+
     with zipfile.ZipFile(io.BytesIO(saved)) as archive:
         names = [name for name in archive.namelist() if not name.endswith((".debug_pkl", ".data/serialization_id"))]
         return [re.sub(rb"[./]___torch_mangle_\d+", b"", part) for name in names

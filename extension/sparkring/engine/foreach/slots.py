@@ -71,7 +71,8 @@ class Slots:
 
         If a slot can be given several attempts, its number occurs once for each of them.
         """
-        free = [(slot.load + more, slot.number) for slot in self._slots for more in range(slot.room)]
+        loads = [(slot.load, slot.room, slot.number) for slot in self._slots]
+        free = [(load + more, number) for load, room, number in loads for more in range(room)]
         return [number for _, number in sorted(free)]
 
     @property

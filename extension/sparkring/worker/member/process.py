@@ -7,6 +7,7 @@ member kills only the rank's process group.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import select
@@ -230,12 +231,15 @@ class Resident:
 
 def out_of_memory_kills() -> int:
     """Return how many processes in this process's control group the kernel has killed because memory ran out."""
-    for version, folder in limits.control_groups("memory"):
-        name = "memory.events" if version == 2 else "memory.oom_control"
-        found = _numbers(f"{folder}/{name}").get("oom_kill")
-        if found is not None:
-            return found
-    return 0
+    return _numbers(_kills_file()).get("oom_kill", 0)
+
+
+@functools.cache  # the number is read for every item, and items may be short
+def _kills_file() -> str:
+    """Return the file that counts the processes in this process's control group that were killed; '' if none does."""
+    names = {1: "memory.oom_control", 2: "memory.events"}
+    files = (f"{folder}/{names[version]}" for version, folder in limits.control_groups("memory"))
+    return next((file for file in files if "oom_kill" in _numbers(file)), "")
 
 
 def available_bytes() -> int:

@@ -19,7 +19,6 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from sparkring.capture.rank_use import divides_by_rank, may_divide_by_rank
 from sparkring.runtime.world import world
 from sparkring.wire.messages import Run, TrainsAlone
 from sparkring.worker.rank import script
@@ -95,6 +94,8 @@ def alone(request: Run, namespace: Mapping[str, Any], called: object, *, ended: 
         return None
     if any(script.module for script in request.scripts):  # its code is not here
         return None
+    from sparkring.capture.rank_use import divides_by_rank  # needed only by ranks that have trained
+
     sources = [request.source, *("".join(linecache.getlines(name)) for name in (*script.files, *own_files()))]
     if any(map(divides_by_rank, sources)) or any(map(_divides, _codes([called, *namespace.values()]))):
         return None
@@ -280,6 +281,8 @@ def _is_empty(cell: types.CellType) -> bool:
 
 
 def _divides(code: types.CodeType) -> bool:
+    from sparkring.capture.rank_use import divides_by_rank, may_divide_by_rank
+
     if not may_divide_by_rank(code):
         return False
     try:

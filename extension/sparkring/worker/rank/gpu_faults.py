@@ -54,12 +54,12 @@ _OUT_OF_MEMORY = ("OutOfMemoryError", "ResourceExhaustedError")  # class names o
 _JAX_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 
 # How the messages of PyTorch, JAX and CuPy name the size of the allocation that failed, and those of TensorFlow.
-_WANTED = re.compile(r"(?:[Tt]ried to allocate|trying to allocate|allocating) ([\d.,]+) ?([KMGT]iB|bytes?)")
-_WANTED_TENSOR = re.compile(r"allocating tensor with shape ?\[([\d,]*)\] and type (\w+)")
+_WANTED = r"(?:[Tt]ried to allocate|trying to allocate|allocating) ([\d.,]+) ?([KMGT]iB|bytes?)"
+_WANTED_TENSOR = r"allocating tensor with shape ?\[([\d,]*)\] and type (\w+)"
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _TYPE_BYTES = {"double": 8, "int64": 8, "complex64": 8, "half": 2, "bfloat16": 2, "int16": 2, "int8": 1, "bool": 1}
 # How the messages of PyTorch and TensorFlow name the device, by its number in the process.
-_NUMBER = re.compile(r"\bGPU (\d+) has a total|\bdevice:GPU:(\d+)")
+_NUMBER = r"\bGPU (\d+) has a total|\bdevice:GPU:(\d+)"
 
 
 def find(errors: Sequence[BaseException]) -> GpuFault | None:
@@ -109,9 +109,9 @@ def _described(kind: GpuFaultKind, text: str) -> GpuFault:
 
 
 def _wanted_bytes(text: str) -> int | None:
-    if named := _WANTED.search(text):
+    if named := re.search(_WANTED, text):
         return int(float(named[1].rstrip(".,").replace(",", "")) * _UNITS.get(named[2], 1))
-    if tensor := _WANTED_TENSOR.search(text):
+    if tensor := re.search(_WANTED_TENSOR, text):
         size_bytes = _TYPE_BYTES.get(tensor[2], 4)
         for length in filter(None, tensor[1].split(",")):
             size_bytes *= int(length)
@@ -121,7 +121,7 @@ def _wanted_bytes(text: str) -> int | None:
 
 def _address(text: str) -> str:
     """Return the address of the GPU that the message is about; '' if that is not known."""
-    own, named = world().gpus, _NUMBER.search(text)
+    own, named = world().gpus, re.search(_NUMBER, text)
     number = int(named[1] or named[2]) if named else _current_device()
     if number is None:
         return own[0] if len(own) == 1 else ""

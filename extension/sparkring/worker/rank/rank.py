@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import gc
 import os
+import pickle
 import queue
 import select
 import signal
@@ -365,6 +366,8 @@ class Rank:
 
 def _packed(name: str, value: Any) -> tuple[messages.PackedValue, list[messages.Buffer]]:
     """Pack a value, or what can be packed of it. Return its description and its parts."""
+    if value is None:  # as most cells return: without the modules that pack values, the rank ends sooner
+        return messages.PackedValue(name, "NoneType", 1, ""), [pickle.dumps(None, protocol=5)]
     import cloudpickle
 
     from sparkring.capture import returning
