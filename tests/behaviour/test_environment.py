@@ -61,6 +61,8 @@ COMMANDS = {
 @pytest.mark.parametrize("framework", ["torch", "horovod"])
 def test_ranks_find_what_the_command_sets(framework, local, tmp_path, monkeypatch):
     """Every variable has the value that the command gives it, except the variables that are listed above."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # a notebook may have set it, and deleted it again
+    assert local.run("import os\nos.environ['OMP_NUM_THREADS']", 1).value == "7"
     for name in ("OMP_NUM_THREADS", "PYTHONUNBUFFERED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # otherwise, ranks add this

@@ -468,10 +468,10 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
     streams.connect(out_w, err_w)
     if ticket.rows >= 0:
         os.set_inheritable(ticket.rows, False)
+    from sparkring.worker.rank.leaving import leave
     from sparkring.worker.rank.rank import Rank
 
-    # sys.exit(), not os._exit(): the functions that the user registered with atexit must run.
-    sys.exit(Rank(theirs, stack_w, ticket.context, ticket.rows).serve())
+    sys.exit(leave(Rank(theirs, stack_w, ticket.context, ticket.rows).serve()))
 
 
 def main(found: dict[str, Any], driver: int | None = None) -> None:

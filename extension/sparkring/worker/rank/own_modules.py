@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import NamedTuple
 
 from sparkring.worker.rank.imports import is_installed_file
@@ -55,6 +56,15 @@ class OwnModules:
                 found.append(spec.origin)
             self._watched[name] = _Watched(spec, max(now, last))
         return found
+
+
+def own_modules() -> list[ModuleType]:
+    """Return the user's own modules that this process has imported, the newest first."""
+    return [
+        module
+        for name, module in reversed(sys.modules.copy().items())
+        if (spec := _spec(name)) is not None and _is_own(spec)
+    ]
 
 
 def own_files() -> list[str]:

@@ -71,6 +71,7 @@ class Rank:
         gc.set_threshold(5_000, 10, 10)
         self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self.address = ""
+        self.threads = "1"  # the share of the cores, from enter()
         self.environment: dict[str, str] = {}  # set by the member for all requests; overrides the notebook's variables
         self.notebook = RankState()
         self.cells = 0
@@ -159,9 +160,6 @@ class Rank:
                 case messages.SetEnvironment():
                     self.environment.update(order.variables)
                 case messages.Leave():
-                    # When Python exits, it collects garbage. After a framework has been imported, this would take most
-                    # of a second, although the system frees the memory anyway.
-                    gc.freeze()
                     return 0
                 case _:
                     raise ProtocolError(f"{type(order).__name__} is not for a rank")
@@ -184,7 +182,8 @@ class Rank:
         self.address = order.address
         os.environ.update(order.environment)
         # By default, each rank would start a thread for each core, and the ranks would slow each other down.
-        os.environ.setdefault("OMP_NUM_THREADS", str(process.fair_share(place.local_size)))
+        self.threads = str(process.fair_share(place.local_size))
+        os.environ.setdefault("OMP_NUM_THREADS", self.threads)
         self.namespace.update(rank=place.rank, size=place.size, local_rank=place.local_rank)
         self.names_told = set(self.namespace)
         from sparkring.compat import sparkdl
@@ -277,6 +276,7 @@ class Rank:
         displays.begin()
         shell.begin(raises=request.notebook.raises)
         self.notebook.apply(request.notebook)
+        os.environ.setdefault("OMP_NUM_THREADS", self.threads)  # again: the notebook may have set and deleted it
         os.environ.update({**request.environment, **self.environment})
         for name, value in request.defaults.items():
             os.environ.setdefault(name, value)
