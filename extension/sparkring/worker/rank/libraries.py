@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+import time
 import types
 from typing import Any
 
@@ -81,15 +82,18 @@ def _count_ranks_as_devices(module: types.ModuleType) -> None:
 
 
 def _bind_store(module: types.ModuleType) -> None:
-    """Have the store of `init_process_group()` listen on the address that the other ranks use.
+    """Have the store of `init_process_group()` listen on the address that the other ranks use, which wait for it.
 
-    torch itself would have the store, which has no authentication, listen on all network interfaces.
+    torch itself would have the store, which has no authentication, listen on all network interfaces. A rank that tried
+    to connect before the store listens would try again only after half a second.
     """
     real = module.TCPStore
     parameters = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant")
 
     def store(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+        if not given.get("is_master"):
+            _wait_for_listener(given["host_name"], given["port"])
         bound = _bound(given["host_name"], given["port"]) if given.get("is_master") else None
         if bound is not None:
             try:
@@ -99,6 +103,20 @@ def _bind_store(module: types.ModuleType) -> None:
         return real(**given)
 
     module.TCPStore = store  # type: ignore[attr-defined]
+
+
+def _wait_for_listener(host: str, port: int) -> None:
+    """Return when the port accepts connections. If that takes long, or cannot be seen, leave the waiting to torch."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+        except OSError:
+            return
+        else:
+            return
 
 
 def _bound(host: str, port: int) -> int | None:
