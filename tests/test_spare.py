@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import threading
+import types
 from typing import Any
 
 import psutil
@@ -97,6 +98,17 @@ def test_what_the_notebook_has_imported(local, spares, monkeypatch):
     assert local.run(source, limits.cores()).values == [("pandas",)] * limits.cores()
     expected.note_imports(None)
     assert spares.spare is found, "nothing new has been imported"
+
+
+def test_what_ranks_of_torch_import_for_their_optimizers(monkeypatch):
+    pytest.importorskip("torch")
+    wanted = []
+    fake = types.SimpleNamespace(expect=lambda setting, modules: wanted.append(modules))
+    monkeypatch.setattr(sys.modules["sparkring.launchers.spare"], "spares", fake)
+    monkeypatch.setattr(expected, "PACKAGES", ("torch",))
+    monkeypatch.setattr(expected, "_noted", frozenset())
+    expected.note_imports(None)
+    assert wanted == [("torch", "torch._dynamo")]
 
 
 def test_a_launch_waits_for_imports_that_are_under_way(local, spares, tmp_path, monkeypatch):

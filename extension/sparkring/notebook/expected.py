@@ -28,5 +28,7 @@ def note_imports(result: Any) -> None:
         for name, module in sys.modules.copy().items()  # in the order in which their imports began
         if name in preloads.FRAMEWORKS and name.partition(".")[0] in imported and imports.is_installed(module)
     )
+    if "torch" in modules:  # a rank that trains imports the other module, too
+        modules = (*(name for name in modules if name != "torch._dynamo"), "torch._dynamo")
     if modules:
         spares.expect(setting_of({**os.environ, **root_for_ranks()}, limits.cores()), modules)

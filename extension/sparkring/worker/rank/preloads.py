@@ -34,6 +34,7 @@ FRAMEWORKS = frozenset(
         "sklearn.tree",
         "tensorflow",
         "torch",
+        "torch._dynamo",  # imported by DistributedDataParallel and by optimizers, which takes as long as torch itself
     }
 )
 # Environment variables that these packages, or libraries that they use, read when they are imported. The variables that
@@ -41,7 +42,7 @@ FRAMEWORKS = frozenset(
 # when it is imported.
 _READ_AT_IMPORT = re.compile(
     r"(?!TF_CONFIG$|TORCH_NCCL_|PYTORCH_NVML_BASED_CUDA_CHECK$)"
-    r"(ARROW|GOTO|KERAS|MKL|NUMEXPR|OMP|OPENBLAS|PYTORCH|TF|TORCH|XLA)_"
+    r"(ARROW|GOTO|KERAS|MKL|NUMEXPR|OMP|OPENBLAS|PYTORCH|TF|TORCH|TORCHDYNAMO|TORCHINDUCTOR|XLA)_"
 ).match
 
 ahead: tuple[str, ...] = ()  # the frameworks that a spare process had imported before it forked this process
