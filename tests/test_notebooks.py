@@ -236,9 +236,9 @@ def test_training_on_a_stream(outputs: Callable[[str], dict[str, list[Any]]]) ->
     figures = re.search(r"live (\d\.\d+) · frozen (\d\.\d+)", panel.data["text/plain"])
     assert figures
     assert float(figures[2]) < 0.1 < 0.9 < float(figures[1])
-    assert result(found["result"]) == "StreamResult(160 batches, 81,920 rows, saved=159)"
+    assert result(found["result"]) == "StreamResult(60 batches, 30,720 rows, saved=59)"
     assert result(found["once"]) == "rank 0: True"
-    assert re.search(r"\b159 +\d+$", result(found["versions"])), "the last predictions are by the last weights"
+    assert re.search(r"\b59 +\d+$", result(found["versions"])), "the last predictions are by the last weights"
     assert any("image/png" in output.get("data", {}) for output in found["picture"])
 
 
