@@ -299,6 +299,10 @@ def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, li
     function, cell = map(float, re.findall(r"\d\.\d{3}", printed(found["cell-result"])))
     assert 0.9 < function <= 1
     assert 0.9 < cell <= 1
+    udfs = re.findall(r"^(\w+): held-out accuracy (\S+)$", printed(found["udf"]), re.MULTILINE)
+    assert [name for name, _ in udfs] == ["predict_batch_udf", "predict_udf"]
+    assert 0.9 < float(udfs[0][1]) == float(udfs[1][1])
+    assert float(re.search(r"(\d\.\d{3})$", printed(found["mirrored"]))[1]) > 0.9  # type: ignore[index]
 
 
 @pytest.mark.slow
