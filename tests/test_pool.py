@@ -270,6 +270,32 @@ def test_ranks_without_an_item_end_first(runs, monkeypatch):
     assert all(ended)
 
 
+def test_while_ranks_wait_to_start(runs, monkeypatch):
+    """A notice says what they wait for, until all have started. It does not count: the number of items changes."""
+    monkeypatch.setattr(slot.SlotSettings, "__new__", _with(slot.SlotSettings.__new__, queues=True))
+    monkeypatch.setattr(slots, "SHORT_AFTER_S", 0.0)
+    monkeypatch.setattr(FakeLauncher, "waits_for", lambda launcher: "2 of 2 task slots are busy")
+    start, told, gone = FakeLauncher.start, threading.Event(), threading.Event()
+    expected = "fewer than 2 items run at once until more ranks have started: 2 of 2 task slots are busy"
+
+    def start_when_told(launcher: FakeLauncher, *args: Any) -> None:
+        late = threading.Thread(target=lambda: told.wait(60) and start(launcher, *args))
+        start(launcher, *args) if launcher is runs.launched[0] else late.start()
+
+    def look(record: RunRecord) -> None:
+        notices = [notice.text for notice in record.notices]
+        assert notices in ([], [expected])
+        if notices and record.items.up == 1:
+            told.set()
+        if told.is_set() and not notices and not record.outcome:
+            gone.set()
+
+    monkeypatch.setattr(FakeLauncher, "start", start_when_told)
+    runs.view.on_refresh = look
+    assert runs(lambda rank, item: gone.wait(60), range(2), 2).values == [True, True]
+    assert not runs.view.record.notices
+
+
 def test_an_item_that_takes_too_long(runs, monkeypatch):
     """The item is interrupted, and its process is replaced. Meanwhile, other items continue."""
     monkeypatch.setattr(slot, "TIMEOUT_GRACE_S", 0.1)
@@ -627,7 +653,8 @@ def test_results_that_take_long_to_write(runs, tmp_path, monkeypatch):
         runs.view.on_refresh = stop_while_writing
         with pytest.raises(KeyboardInterrupt, match="20 items finished"):
             run.result(60)
-    assert runs.view.record.notices[-1].text.startswith("12 results could not be kept")
+    (notice,) = runs.view.record.notices  # the one about writing has gone
+    assert notice.text.startswith("12 results could not be kept")
     assert sorted(runs(lambda rank, item: item, range(20), **options).table.state) == ["finished"] * 12 + ["kept"] * 8
 
 

@@ -718,6 +718,20 @@ def test_the_first_rows_go_through_the_model_here(frame):
     assert not folders()
 
 
+def test_a_function_may_change_its_arrays():
+    """An array in Arrow's memory, which is read-only, is copied; other arrays are not."""
+
+    def predict(batch):
+        batch["x"] += 1
+        return batch["x"]
+
+    read_only = pa.array([1.0, 2.0]).to_numpy()
+    assert predictors.predictor_of(predict, by_name=False)({"x": read_only}).tolist() == [2, 3]
+    assert read_only.tolist() == [1, 2]
+    own = np.zeros(2)
+    assert predictors.predictor_of(predict, by_name=False)({"x": own}) is own
+
+
 def test_which_modules_one_thread_computes():
     """One thread computes small modules. Operations are counted, not timed; those of an LSTM cannot be counted."""
     import torch
@@ -742,15 +756,18 @@ def test_functions_that_one_thread_computes(batch_size, expected):
     net, before = torch.nn.Linear(10, 32), torch.get_num_threads()
 
     def predict(batch):
+        batch["x"] *= 2
         with torch.inference_mode():
             return net(torch.from_numpy(batch["x"])).numpy()
 
-    batch = {"x": np.ones((16, 10), np.float32)}
+    def batch():
+        return {"x": np.ones((16, 10), np.float32)}
+
     torch.set_num_threads(3)
     try:
         judged = predictors.judged(predict, batch_size)
         for _ in range(2):
-            assert np.array_equal(judged(batch), predict(batch))
+            assert np.array_equal(judged(batch()), predict(batch()))
         assert torch.get_num_threads() == expected
         with pytest.raises(KeyError):
             predictors.judged(predict, batch_size)({})

@@ -112,6 +112,7 @@ def test_shares_are_even_and_complete(rows: Rows) -> None:
         assert max(lengths) - min(lengths) <= 1
         assert np.concatenate([share["x"] for share in shares]).tolist() == list(range(10))
         assert {share["y"].dtype for share in shares} == {np.dtype(float)}
+        assert all(array.flags.writeable for share in shares for array in share.values())
     assert [share_of(rows, 12, rank).table()["x"].to_pylist() for rank in (0, 9, 10, 11)] == [[0], [9], [0], [1]]
     assert [part.count for part in parts_of(rows, 4)] == [3, 3, 4]
     assert [part.count for part in parts_of(rows, None)] == [10]

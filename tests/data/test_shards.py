@@ -178,6 +178,21 @@ def test_a_transform_works_on_batches(numbered):
     np.testing.assert_array_equal(np.concatenate([total for _, total in found]), np.arange(1000) * 3.0)
 
 
+def test_arrays_may_be_changed(numbered):
+    """The arrays of a batch, and those that a transform gets, are no views of Arrow's read-only memory."""
+
+    def doubled(batch):
+        batch["x"] *= 2
+        return batch
+
+    for transform, wanted in ((None, 1000), (doubled, 2000)):
+        data = shards(numbered, 100, columns=["x", "v"], shuffle=False, transform=transform)
+        for x, v in data.as_numpy("x", "v"):
+            assert v.flags.writeable
+            x += wanted
+        assert next(data.as_numpy("x"))[:3].tolist() == [0, wanted // 1000, 2 * wanted // 1000]
+
+
 def test_a_transform_may_return_text_of_any_length(numbered):
     """NumPy's arrays of text become arrays of objects, whose type is the same in every batch."""
     data = shards(

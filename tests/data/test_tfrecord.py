@@ -132,6 +132,7 @@ def test_every_type(folder, tf, compression):
         if name == "flags":
             written = written.astype(bool)
         assert read.dtype == written.dtype.newbyteorder("=")
+        assert all(batch[name].flags.writeable for batch in batches)
         np.testing.assert_array_equal(read, written)
 
 

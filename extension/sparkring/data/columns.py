@@ -109,6 +109,11 @@ def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, 
     return found
 
 
+def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return arrays that the user's code may change. Read-only arrays, such as those in Arrow's memory, are copied."""
+    return {name: np.require(array, requirements="W") for name, array in arrays.items()}
+
+
 def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()

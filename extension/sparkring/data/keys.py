@@ -49,7 +49,8 @@ class KeyedRows:
         begins = ends - np.bincount(codes, minlength=len(keys))
         chosen = [order[begins[code] : ends[code]] for _, _, code in mine]
         indices = np.concatenate(chosen) if chosen else order[:0]
-        sorted_rows: Any = rows.take(indices).table() if arrow else _take(rows.columns(nulls), indices)
+        taken = rows.take(indices)
+        sorted_rows: Any = taken.table() if arrow else taken.columns(nulls)
         first = 0
         for (digest, _, code), each in zip(mine, chosen, strict=True):
             span = slice(first, first + len(each))
@@ -136,7 +137,3 @@ def _value(value: Any, name: str) -> Any:
 
 def _digest(key: Any) -> int:
     return zlib.crc32(repr(key).encode())
-
-
-def _take(columns: Mapping[str, Any], indices: Any) -> dict[str, Any]:
-    return {name: array[indices] for name, array in columns.items()}

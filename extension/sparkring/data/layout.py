@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sparkring.data.columns import Caller, Making, Raw, ragged, to_numpy
+from sparkring.data.columns import Caller, Making, Raw, ragged, to_numpy, writable
 from sparkring.data.tensors import other_than_text
 from sparkring.errors import DataError
 
@@ -116,7 +116,7 @@ class Layout:
 
     def _transformed(self, batch: Batch) -> Batch:
         assert self.transform is not None
-        found = self.transform(batch)
+        found = self.transform(writable(batch))
         if not isinstance(found, Mapping):
             raise DataError(f"transform returned a {type(found).__name__}: it must return a dict of arrays [rows, …].")
         arrays = {str(name): np.asarray(array) for name, array in found.items()}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from sparkring.data.columns import Making, changes_with_nulls, to_numpy
+from sparkring.data.columns import Making, changes_with_nulls, to_numpy, writable
 from sparkring.errors import DataError
 from sparkring.runtime.storage import Location, locate
 
@@ -33,8 +33,9 @@ class Rows(Protocol):
     """The rows of a micro-batch, or a part of them.
 
     `count` is the number of rows, and `kinds` has the type of each column, as text. slice() returns a part, which can
-    be pickled. columns() returns an array of shape [rows, …] for each column; the names in `nulls` are columns whose
-    arrays can hold nulls, since some rows of the micro-batch have nulls. table() returns an Arrow table.
+    be pickled. columns() returns an array of shape [rows, …] for each column, which the cell may change; the names in
+    `nulls` are columns whose arrays can hold nulls, since some rows of the micro-batch have nulls. table() returns an
+    Arrow table.
     """
 
     @property
@@ -75,7 +76,7 @@ class ArrayRows:
         return ArrayRows({name: array[indices] for name, array in self._arrays.items()})
 
     def columns(self, nulls: frozenset[str]) -> dict[str, Any]:
-        return dict(self._arrays)
+        return writable(self._arrays)
 
     def table(self) -> pa.Table:
         return pa.table({
@@ -336,10 +337,8 @@ def _kinds(schema: pa.Schema) -> dict[str, str]:
 
 def _arrays(table: pa.Table, nulls: frozenset[str]) -> dict[str, Any]:
     making = Making({}, {}, nulls)
-    return {
-        name: to_numpy(_whole(column), name, making)
-        for name, column in zip(table.schema.names, table.columns, strict=True)
-    }
+    columns = zip(table.schema.names, table.columns, strict=True)
+    return writable({name: to_numpy(_whole(column), name, making) for name, column in columns})
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkring.data import plan as planning
-from sparkring.data.columns import changes_with_nulls, has_nulls, holds_nulls, replacement
+from sparkring.data.columns import changes_with_nulls, has_nulls, holds_nulls, replacement, writable
 from sparkring.data.dataset import Dataset, Source, having_nulls, open_dataset
 from sparkring.data.layout import (
     Array,
@@ -277,7 +277,7 @@ class Shards:
         several names, it is a tuple of their arrays.
         """
         take = self.taking(names)
-        return (take(batch) for batch in self.batches())
+        return (take(writable(batch)) for batch in self.batches())
 
     def as_arrow(self) -> Iterator[pa.Table]:
         """Yield the batches of one epoch as Arrow tables.

@@ -43,7 +43,7 @@ from sparkring.wire.messages import Stream as Stream
 from sparkring.wire.messages import TimelinePart as TimelinePart
 from sparkring.wire.messages import UserMessage as UserMessage
 
-Until = Literal["", "up", "heard", "ended"]
+Until = Literal["", "up", "heard", "ended", "short", "over"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
 Curve = tuple[tuple[float, float], ...]
 CurvesBy = Literal["report", "step", "epoch"]
@@ -382,7 +382,8 @@ class Notice(NamedTuple):
     """Something the user should know: progress of a slow start, a warning.
 
     `until` says how long the notice is shown: until the ranks are up ("up"), until the next message from a rank
-    ("heard"), until all ranks have finished the cell ("ended"), or permanently ("").
+    ("heard"), until all ranks have finished the cell ("ended"), while fewer items than possible run at once because
+    ranks are waiting to start ("short"), until the run is over ("over"), or permanently ("").
     """
 
     time: float

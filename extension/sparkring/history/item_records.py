@@ -108,6 +108,16 @@ class ItemsRecord(NamedTuple):
         return self.done / self.total if self.total else None
 
     @property
+    def most(self) -> int:
+        """How many of the items that are not done can run at once."""
+        return self.at_once if self.total is None else min(self.total - self.done, self.at_once)
+
+    @property
+    def short(self) -> bool:
+        """Whether fewer items can run now than could run at once, because ranks are waiting to start."""
+        return self.up is not None and self.up < self.most
+
+    @property
     def known(self) -> list[ItemRecord]:
         """The running and the ended items, in the order of their numbers."""
         return sorted((*self.running, *self.ended), key=lambda each: each.item)

@@ -421,6 +421,8 @@ def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecor
         "up": all(rank.state != "starting" for rank in after.taking_part),
         "heard": not ends and any(old.last_heard < new.last_heard for old, new in ranks),
         "ended": all(rank.state not in ("starting", "running") for rank in after.taking_part),
+        "short": bool(after.outcome) or after.items is None or not after.items.short,
+        "over": bool(after.outcome),
     }
     kept = tuple(notice for notice in after.notices if not is_over.get(notice.until))
     return after if len(kept) == len(after.notices) else after._replace(notices=kept)

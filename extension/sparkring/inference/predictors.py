@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from sparkring.checkpointing import keras_3_state, tensorflow_state
+from sparkring.data.columns import writable
 from sparkring.errors import DataError, OptionsError
 
 Batch = dict[str, Any]
@@ -106,7 +107,7 @@ def is_small(predict: Predict, batch: Batch, batch_size: int) -> bool:
 def judged(predict: Predict, batch_size: int) -> Predict:
     """Return a function that calls `predict`, after letting PyTorch use one thread if the first batch is small.
 
-    For this, the first batch is scored twice.
+    For this, the first batch is scored twice. `predict` may change its arrays, so the first call gets copies.
     """
     known = False
 
@@ -115,7 +116,7 @@ def judged(predict: Predict, batch_size: int) -> Predict:
         if not known:
             known = True
             with contextlib.suppress(Exception):  # the next line shows the error of the user's code
-                if is_small(predict, batch, batch_size):
+                if is_small(predict, {name: np.array(array) for name, array in batch.items()}, batch_size):
                     _use_one_thread()
         return predict(batch)
 
@@ -149,8 +150,7 @@ def predictor_of(model: Any, *, by_name: bool, autocast: Autocast | None = None)
         return _of_torch(model, by_name, autocast)
     if is_keras(model):
         return _of_keras(model, by_name)
-    found: Predict = model
-    return found
+    return lambda batch: model(writable(batch))
 
 
 def _of_torch(module: Any, by_name: bool, autocast: Autocast | None) -> Predict:

@@ -112,5 +112,4 @@ def _arguments(columns: dict[str, Any], expected: int, shapes: Sequence[list[int
 
 
 def _shaped(array: Any, shape: list[int] | None) -> Any:
-    array = np.require(array, requirements="W")  # frameworks expect writable arrays; Arrow's memory is read-only
     return reshaped(array, shape, "input_tensor_shapes: a row") if shape else array

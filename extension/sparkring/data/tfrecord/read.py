@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sparkring.data.plan import seat
 from sparkring.data.tfrecord.example import decoded, tensorflow
 from sparkring.data.tfrecord.reading import Reading
@@ -125,8 +127,13 @@ class Records:
 
     def __iter__(self) -> Iterator[Any]:
         tf = tensorflow()
+
+        def own(value: Any) -> Any:  # TensorFlow's arrays are read-only
+            return np.require(value, requirements="W") if isinstance(value, np.ndarray) else value
+
         try:
-            yield from self._batches.as_numpy_iterator()
+            for batch in self._batches.as_numpy_iterator():
+                yield tf.nest.map_structure(own, batch)
         except tf.errors.DataLossError as error:
             raise self._damaged() or error from None
 

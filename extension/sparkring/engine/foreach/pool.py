@@ -354,7 +354,7 @@ class Pool:
         stopped, self._interrupts.seen = self._interrupts.seen, False
         if not kept.written(TELL_AFTER_S):
             results = describe.counted(kept.unwritten, "result")
-            self._recorder.notice(f"writing {results} to {kept.location.written} (Stop ends this)")
+            self._recorder.notice(f"writing {results} to {kept.location.written} (Stop ends this)", until="over")
             while not (self._interrupts.seen or kept.written(LOOK_EVERY_S)):
                 pass
         kept.close()

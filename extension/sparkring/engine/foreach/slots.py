@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from sparkring.engine.foreach.slot import Slot, SlotSettings
 from sparkring.errors import LaunchError, SlotsError
-from sparkring.history import describe
+from sparkring.history import describe, events
 
 LOOK_EVERY_S = 0.1  # poll all slots this often, since no message arrives when a time limit passes or a process dies
 STARTS_TRIED = 3  # when this many starts in a row have failed, the run fails
@@ -22,7 +22,7 @@ SHORT_AFTER_S = 2.0  # when ranks have been queuing for this long, the user is t
 
 
 class Slots:
-    """The `count` slots of a pool. `notice(text)` shows `text` to the user.
+    """The `count` slots of a pool. `notice(text, until)` shows `text` to the user, for as long as `until` says.
 
     If the ranks queue (see SlotSettings), gangs are started before they have an item: call have() to say how many slots
     are wanted. A slot is then given an item once its ranks are up. If ranks do not queue, a slot starts its gang with
@@ -31,7 +31,7 @@ class Slots:
     If a slot raises LaunchError, call not_started(). When an attempt has ended, call started().
     """
 
-    def __init__(self, count: int, settings: SlotSettings, notice: Callable[[str], object]) -> None:
+    def __init__(self, count: int, settings: SlotSettings, notice: Callable[[str, events.Until], object]) -> None:
         self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._slots = [Slot(number, settings, self._news.put) for number in range(count)]
         self._queues = settings.queues
@@ -116,16 +116,19 @@ class Slots:
             slot.retire()
 
     def _tell_what_ranks_wait_for(self, limit: int) -> None:
-        """If ranks have been waiting to start for SHORT_AFTER_S, tell the user once."""
+        """If ranks have been waiting to start for SHORT_AFTER_S, tell the user. Until all are up, do not tell again."""
         waiting = next((slot for slot in self._slots if slot.open and not slot.up), None)
-        if waiting is None or self._short_told:
+        if waiting is None:
+            self._short_at, self._short_told = None, False
+        elif self._short_told:
             self._short_at = None
         elif self._short_at is None:
             self._short_at = time.monotonic() + SHORT_AFTER_S
         elif time.monotonic() > self._short_at:
             self._short_told = True
             why = waiting.waits_for()
-            self._notice(f"{self.up} items run at once instead of {limit} until more task slots are free: {why}")
+            text = f"fewer than {limit} items run at once until more ranks have started: {why}"
+            self._notice(text if limit > 1 else f"no item runs until its ranks have started: {why}", "short")
 
     # ── Failed starts ─────────────────────────────────────────────────────────
 
@@ -141,7 +144,7 @@ class Slots:
             told = f"{describe.first_line(str(error))} sparkring will try again."
             if told != self._start_told:
                 self._start_told = told
-                self._notice(told)
+                self._notice(told, "")
             self._start_at = time.monotonic() + START_PAUSE_S * max(1, self._failed_starts)
         slot.retire(kill=True)
 

@@ -72,9 +72,8 @@ def items_progress(record: RunRecord, now: float) -> str:
     found = record.items
     if found is None:
         return ""
-    left = found.at_once if found.total is None else min(found.total - found.done, found.at_once)
-    waits = found.up is not None and found.up < left and not record.outcome
-    number = f"{found.up:,} of {left:,}" if waits else f"{left:,}"
+    left = found.most
+    number = f"{found.up:,} of {left:,}" if found.short and not record.outcome else f"{left:,}"
     running = f"{number} at once" if left == found.at_once else f"{number} running"
     return dotted(items(record), f"{_slots(found)} {running}", items_rate(record, now))
 
