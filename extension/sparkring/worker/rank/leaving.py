@@ -49,10 +49,10 @@ def _delete_all(namespace: dict[str, Any]) -> None:
 
 def _write_buffers() -> None:
     """Write what Python's files and C's streams have buffered."""
-    for found in gc.get_objects():
-        if issubclass(type(found), _io._IOBase):
+    for value in gc.get_objects():
+        if issubclass(type(value), _io._IOBase):
             with contextlib.suppress(Exception):  # it is closed, or its class is the user's
-                found.flush()
+                value.flush()
     streams.flush()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).fflush(None)
