@@ -28,7 +28,7 @@ from sparkring.tools.horovod_build.requirements import find_cmake
 from sparkring.tools.horovod_build.target import HOROVOD, Target
 
 BOTH = Target(python="cp311", platform="linux_x86_64", tensorflow="2.15.1", torch="2.13.0+cpu", cxx_standard=20)
-TF_ONLY = Target(python="cp311", platform="linux_x86_64", tensorflow="2.15.1", torch=None, cxx_standard=14)
+TF_ONLY = Target(python="cp310", platform="linux_x86_64", tensorflow="2.9.3", torch=None, cxx_standard=14)
 CUDA = Target(
     python="cp311",
     platform="linux_x86_64",
@@ -45,7 +45,8 @@ TF_NEW = Target(python="cp312", platform="linux_x86_64", tensorflow="2.21.0", to
 # The lines of Horovod's source that are edited, each with a neighbouring line.
 SAMPLE = {
     "setup.py": "config = 'Debug' if self.debug else 'RelWithDebInfo'\n",
-    "CMakeLists.txt": "project(horovod CXX)\n\nset(CMAKE_CXX_STANDARD 14)\nset(CMAKE_CXX_STANDARD_REQUIRED ON)\n",
+    "CMakeLists.txt": "project(horovod CXX)\n\nset(CMAKE_CXX_STANDARD 14)\nset(CMAKE_CXX_STANDARD_REQUIRED ON)\n"
+    "if(HAVE_GLOO AND (DEFINED Tensorflow_CXX17 AND Tensorflow_CXX17))\n",
     "horovod/common/gloo/gloo_context.cc": (
         "void GlooContext::InitializeForProcessSet(const GlooContext& global_context) {\n  attr device_attr;\n"
         "  device_attr.iface = gloo_iface_;\n  device_attr.ai_family = AF_UNSPEC;\n"
@@ -54,6 +55,7 @@ SAMPLE = {
     "horovod/torch/CMakeLists.txt": (
         'if("$ENV{HOROVOD_WITHOUT_PYTORCH}" STREQUAL "1")\n    return()\nendif()\n'
         'if(NOT Pytorch_VERSION VERSION_LESS "1.5.0")\n    set(CMAKE_CXX_STANDARD 14)\nendif()\n'
+        "add_library(${PYTORCH_TARGET_LIB} SHARED ${SOURCES} ${PYTORCH_SOURCES})\n"
     ),
     "cmake/Modules/FindPytorch.cmake": (
         'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n\nif (Pytorch_CUDA OR Pytorch_ROCM)\n'
@@ -77,6 +79,8 @@ SAMPLE = {
         'if("$ENV{HOROVOD_WITHOUT_TENSORFLOW}" STREQUAL "1")\n    return()\nendif()\n'
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")\n'
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
+        "    if (Tensorflow_CXX17)\n       list(APPEND TF_LINKER_LIBS compatible17_gloo)\n    endif()\n"
+        "add_library(${TF_TARGET_LIB} SHARED ${SOURCES} ${TF_SOURCES})\n"
     ),
     "horovod/tensorflow/keras/__init__.py": "from tensorflow import keras\n    from keras import backend as K\n",
     "horovod/tensorflow/keras/callbacks.py": "from tensorflow import keras\n    from keras import backend as K\n",
@@ -172,7 +176,8 @@ def _version(name: str) -> str | None:
 @pytest.mark.parametrize(
     ("tensorflow", "torch", "flags", "standard"),
     [
-        ("2.15.1", None, "", 14),
+        ("2.9.3", None, "", 14),
+        ("2.15.1", None, "", 17),
         ("2.21.0", None, "", 17),
         (None, "1.13.1", "['-std=c++14']", 14),
         (None, "2.2.0", "['-std=c++17']", 17),
@@ -203,13 +208,28 @@ def test_the_standard_is_the_one_that_the_frameworks_ask_for(
 
 
 def test_a_newer_standard_goes_into_both_build_files(source: Path) -> None:
-    tensorflow = (source / "horovod/tensorflow/CMakeLists.txt").read_text()
     patch(source, edits(BOTH))
     for path in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
         text = (source / path).read_text()
         assert "set(CMAKE_CXX_STANDARD 20)" in text
         assert "set(CMAKE_CXX_STANDARD 14)" not in text
-    assert (source / "horovod/tensorflow/CMakeLists.txt").read_text() == tensorflow
+    assert "set(CMAKE_CXX_STANDARD 20)" not in (source / "horovod/tensorflow/CMakeLists.txt").read_text()
+
+
+def test_gloo_is_compiled_once_for_both_parts(source: Path) -> None:
+    patch(source, edits(BOTH))
+    for path in ("CMakeLists.txt", "horovod/tensorflow/CMakeLists.txt"):
+        assert "Tensorflow_CXX17 AND NOT Tensorflow_CXX11)" in (source / path).read_text()
+
+
+@pytest.mark.parametrize(("target", "batches"), [(BOTH, True), (CUDA, False), (replace(BOTH, options="x"), False)])
+def test_only_the_usual_build_is_in_batches(source: Path, target: Target, batches: bool) -> None:
+    """MPI's and CUDA's sources have not been tried in batches. The frameworks' own sources do not go together."""
+    patch(source, edits(target))
+    for path, name in (("torch", "PYTORCH"), ("tensorflow", "TF")):
+        text = (source / "horovod" / path / "CMakeLists.txt").read_text()
+        assert ("set(CMAKE_UNITY_BUILD TRUE)\nadd_library(" in text) == batches
+        assert (f"${{{name}_SOURCES}} PROPERTIES SKIP_UNITY_BUILD_INCLUSION TRUE" in text) == batches
 
 
 def test_all_connections_use_the_interface(source: Path) -> None:
@@ -286,10 +306,11 @@ def test_a_tensorflow_with_keras_3_gets_the_backend_of_its_own_keras(source: Pat
     assert TF_NEW.key.endswith(f"r{targets.RECIPE_WITH_KERAS_3}")
 
 
-def test_an_older_tensorflow_alone_needs_two_edits(source: Path) -> None:
+def test_an_older_tensorflow_alone_needs_three_edits(source: Path) -> None:
     """The first edit leaves out debug information, which takes a third of the compiler's time."""
     changes = edits(TF_ONLY)
-    assert [edit.path for edit in changes] == ["setup.py", "horovod/common/gloo/gloo_context.cc"]
+    tensorflow = "horovod/tensorflow/CMakeLists.txt"
+    assert [edit.path for edit in changes] == ["setup.py", "horovod/common/gloo/gloo_context.cc", tensorflow]
     patch(source, changes)
     assert "else 'Release'" in (source / "setup.py").read_text()
 

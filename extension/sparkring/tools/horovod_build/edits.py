@@ -32,6 +32,17 @@ def edits(target: Target) -> list[Edit]:
         # linking would fail.
         old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
         wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
+    if target.tensorflow and target.cxx_standard >= 17:
+        # Gloo is compiled once for both parts. Horovod would compile it again for TensorFlow.
+        asked = "Tensorflow_CXX17 AND NOT Tensorflow_CXX11"
+        old, new = (f"    if ({which})\n       list" for which in ("Tensorflow_CXX17", asked))
+        wanted += [
+            Edit("CMakeLists.txt", "(DEFINED Tensorflow_CXX17 AND Tensorflow_CXX17)", f"({asked})"),
+            Edit("horovod/tensorflow/CMakeLists.txt", old, new),
+        ]
+    if not (target.cuda or target.options):
+        # Horovod's own sources are compiled several at a time, because most of the time goes into their headers.
+        wanted += map(_edit_for_batches, target.frameworks)
     if target.torch and not (target.cuda and target.torch_cuda):
         # PyTorch treats any nvcc, or the folder /usr/local/cuda, as a CUDA toolkit, even if it lacks what the build
         # needs. Without CUDA, Horovod takes tensors in the CPU's memory only.
@@ -49,6 +60,14 @@ def edits(target: Target) -> list[Edit]:
             for name in ("__init__", "callbacks")
         ]
     return wanted + (_edits_for_cuda(target) if target.cuda else [])
+
+
+def _edit_for_batches(framework: str) -> Edit:
+    """Return the edit that compiles the sources of one part in batches, except those that are for the framework."""
+    name = {"tensorflow": "TF", "torch": "PYTORCH"}[framework]
+    old = f"add_library(${{{name}_TARGET_LIB}} SHARED"
+    single = f"set_source_files_properties(${{{name}_SOURCES}} PROPERTIES SKIP_UNITY_BUILD_INCLUSION TRUE)"
+    return Edit(f"horovod/{framework}/CMakeLists.txt", old, f"{single}\nset(CMAKE_UNITY_BUILD TRUE)\n{old}")
 
 
 def _edit_for_interface() -> Edit:

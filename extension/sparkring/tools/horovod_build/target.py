@@ -16,8 +16,10 @@ HOROVOD = "0.28.1"
 # The recipe's number is part of a wheel's key, so that wheels of an older recipe are not used. Raise it when the edits
 # to the source, or the build's environment variables, change. TensorFlow 2.16 and later need other edits, so their
 # recipe has a number of its own. Builds with CUDA need further edits, which have a number of their own, too.
-RECIPE, RECIPE_WITH_KERAS_3, RECIPE_WITH_CUDA = 3, 4, 1
+RECIPE, RECIPE_WITH_KERAS_3, RECIPE_WITH_CUDA = 4, 5, 1
 FIRST_TENSORFLOW_WITH_KERAS_3 = Version("2.16")
+# From this version on, Horovod compiles the TensorFlow part as C++17.
+FIRST_TENSORFLOW_WITH_CXX17 = Version("2.10")
 # Horovod gets a GPU's stream from AsGpuStreamValue(), which newer versions of TensorFlow do not have. From this version
 # on, there is platform_specific_handle(), which does the same.
 FIRST_TENSORFLOW_WITH_HANDLES = Version("2.15")
@@ -93,8 +95,11 @@ def target_for(frameworks: Mapping[str, Framework], options: str = "") -> Target
 
 
 def _cxx_standard(tensorflow: str | None, torch: str | None) -> int:
-    """Return the C++ standard for Gloo and for Horovod's PyTorch part. The TensorFlow part chooses its own standard."""
-    standard = 17 if tensorflow and Version(tensorflow) >= FIRST_TENSORFLOW_WITH_KERAS_3 else 14
+    """Return the C++ standard for Gloo and for Horovod's PyTorch part. The TensorFlow part chooses its own standard.
+
+    From C++17 on, libraries that were compiled for different standards can be linked.
+    """
+    standard = 17 if tensorflow and Version(tensorflow) >= FIRST_TENSORFLOW_WITH_CXX17 else 14
     if torch:
         # The compiler flags that PyTorch gives to extensions name the standard that its headers need.
         named = re.findall(r"-std=c\+\+(\d+)", torchs_build_support())
