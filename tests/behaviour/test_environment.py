@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sparkring.capture import notebook_state
+
 RANKS = 2
 OF_THE_SHELL = {"SHLVL", "_", "PWD", "OLDPWD"}
 
@@ -61,6 +63,7 @@ COMMANDS = {
 @pytest.mark.parametrize("framework", ["torch", "horovod"])
 def test_ranks_find_what_the_command_sets(framework, local, tmp_path, monkeypatch):
     """Every variable has the value that the command gives it, except the variables that are listed above."""
+    monkeypatch.setattr(notebook_state, "_ever_changed", set())  # ranks of later tests must not learn of the change
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # a notebook may have set it, and deleted it again
     assert local.run("import os\nos.environ['OMP_NUM_THREADS']", 1).value == "7"
     for name in ("OMP_NUM_THREADS", "PYTHONUNBUFFERED"):

@@ -97,7 +97,9 @@ def test_a_panel_moves_while_its_cell_runs(running: Running, shoot: Callable[...
     found.show(running.at["ring"])
     ring = found.panel(running.at["ring"])
     expect(ring.locator(".sr-state")).to_have_text("running", timeout=ALL_CELLS_MS)
-    ring.get_by_role("tab", name="Metrics").click()
+    metrics = ring.get_by_role("tab", name="Metrics")
+    expect(metrics).to_be_enabled(timeout=ALL_CELLS_MS)  # after the first epoch
+    metrics.click()
     expect(ring.locator(".sr-tab-metrics")).to_contain_text("val_accuracy")
     expect(found.prompt(running.at["ring"])).not_to_have_text(re.compile(r"\d"))  # the cell is still running
     expect(ring.locator(".sr-state")).to_have_text("running")
