@@ -528,7 +528,10 @@ def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook
     notebook.run(0, wait=True)
 
 
-def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opened, shoot: Callable[..., None]) -> None:
+def test_a_kernel_that_is_killed_in_the_middle(opened: Opened, shoot: Callable[..., None]) -> None:
+    notebook = opened("killed", "%load_ext sparkring", ENDLESS, FAILING)
+    notebook.run(0, wait=True)
+    notebook.run(AT_FAILING, wait=True)
     panel = running(notebook)
     static = notebook.static(AT_ENDLESS)
     expect(static).to_have_count(1)  # the static view appears after some seconds
