@@ -118,7 +118,7 @@ def test_what_the_quickstart_imports_comes_with_the_demo(setup: configparser.Con
 def check_brought(modules: set[str], brought: set[str]) -> None:
     """Check that each module that does not come with Python or sparkring is in one of the distributions `brought`."""
     homes = metadata.packages_distributions()
-    ours = {"sparkring", "sparkdl", "spark_tensorflow_distributor", "horovod"}  # sparkring provides these, or builds them
+    ours = {"sparkring", "sparkdl", "spark_tensorflow_distributor", "horovod"}  # sparkring provides or builds these
     for name in modules - ours - sys.stdlib_module_names:
         assert brought & {canonicalize_name(home) for home in homes[name]}, name
 
