@@ -16,10 +16,10 @@ from pathlib import Path
 
 from harness import US, Effort, Goal, Measured, Row, Turns, cell, script
 
-from sparkring.engine.api import run_spec
-from sparkring.engine.options import Options
-from sparkring.engine.result import RunResult
-from sparkring.engine.spec import Cell, RunSpec
+from sparkring.engine.run.api import run_spec
+from sparkring.engine.run.options import Options
+from sparkring.engine.run.result import RunResult
+from sparkring.engine.run.spec import Cell, RunSpec
 from sparkring.views import Quiet
 
 DISK, NUMPY, TORCH = "the disk alone", "np.save, then copied", "torch.save, then copied"

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from sparkring.engine.api import run_spec
-from sparkring.engine.options import Options
-from sparkring.engine.result import RunResult
-from sparkring.engine.spec import Cell, RunSpec
+from sparkring.engine.run.api import run_spec
+from sparkring.engine.run.options import Options
+from sparkring.engine.run.result import RunResult
+from sparkring.engine.run.spec import Cell, RunSpec
 from sparkring.history.record import RunRecord
 from sparkring.views import View
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from harness import US, Effort, Goal, Measured, Row, Turns, cell, say, script
 
-from sparkring.engine.api import run_spec
-from sparkring.engine.options import Options
-from sparkring.engine.spec import Cell, RunSpec
+from sparkring.engine.run.api import run_spec
+from sparkring.engine.run.options import Options
+from sparkring.engine.run.spec import Cell, RunSpec
 from sparkring.views import Quiet
 
 PYARROW = "pyarrow's iter_batches, stacked"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from sparkring.engine.restarts import cannot_heal, gives_up, pause_after
+from sparkring.engine.run.restarts import cannot_heal, gives_up, pause_after
 from sparkring.gangs.execution import cause_priority
 from sparkring.gangs.reports import exit_failure
 from sparkring.history.describe import NoRestart, no_restart

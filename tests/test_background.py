@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from sparkring.engine import background
-from sparkring.engine.api import run
-from sparkring.engine.options import Options
-from sparkring.engine.recorder import Recorder
-from sparkring.engine.result import RunResult
+from sparkring.engine.run import background
+from sparkring.engine.run.api import run
+from sparkring.engine.run.options import Options
+from sparkring.engine.run.recorder import Recorder
+from sparkring.engine.run.result import RunResult
 from sparkring.errors import OptionsError
 from sparkring.history import run_store
 from sparkring.history.events import RunStarted

@@ -31,8 +31,8 @@ from sparkring.capture.packing import pack_call, unpack_call, unpack_names
 from sparkring.capture.rank_use import divides_by_rank
 from sparkring.capture.string_names import names_in_strings
 from sparkring.capture.unread_changes import assigned_again, changed_only
-from sparkring.engine.background import BackgroundRun
-from sparkring.engine.program_gang import ProgramGang
+from sparkring.engine.run.background import BackgroundRun
+from sparkring.engine.run.program_gang import ProgramGang
 from sparkring.errors import CaptureError
 
 BUILTINS = set(vars(builtins))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sparkring.engine.idle_gpus import IdleGpus
+from sparkring.engine.run.idle_gpus import IdleGpus
 from sparkring.history import describe
 from sparkring.history.events import GpuUsed, RankFinished, RankStarted, RunStarted
 from sparkring.history.record import apply, replay

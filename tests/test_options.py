@@ -10,10 +10,11 @@ import warnings
 import pytest
 
 import sparkring
-from sparkring.engine import api, gang_selection
-from sparkring.engine.options import LOGS, ForeachOptions, GangOptions, Options
-from sparkring.engine.prepare import capture_cell
-from sparkring.engine.spec import Cell, RunSpec
+from sparkring.engine.foreach.options import ForeachOptions
+from sparkring.engine.run import api, gang_selection
+from sparkring.engine.run.options import LOGS, GangOptions, Options
+from sparkring.engine.run.prepare import capture_cell
+from sparkring.engine.run.spec import Cell, RunSpec
 from sparkring.errors import OptionsError
 from sparkring.notebook import checkpoints, data, foreach, gang, history
 from sparkring.notebook.cell import depends_on_items, ends_quietly, find_scripts, python_source, title_of

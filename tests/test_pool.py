@@ -19,15 +19,16 @@ from sparkring.capture.content import digest
 from sparkring.capture.packing import pack, unpack_names
 from sparkring.capture.source_lines import keep_lines
 from sparkring.checkpointing.results import Results
-from sparkring.engine import api
+from sparkring.engine.foreach import api as foreach_api
 from sparkring.engine.foreach import kept, pool, slot, slots
 from sparkring.engine.foreach.items import Items, Targets
 from sparkring.engine.foreach.meaning import meaning_of
+from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.run import ForeachSpec, prepare
 from sparkring.engine.foreach.schedule import Attempt, Item
-from sparkring.engine.options import ForeachOptions
-from sparkring.engine.polling import poll_until
-from sparkring.engine.spec import Call, Cell
+from sparkring.engine.run import api
+from sparkring.engine.run.polling import poll_until
+from sparkring.engine.run.spec import Call, Cell
 from sparkring.errors import ItemsFailed, LaunchError, OptionsError, RunFailed
 from sparkring.history import describe, item_records, run_store
 from sparkring.history.record import RunRecord
@@ -468,7 +469,7 @@ def test_an_item_that_does_not_fit_the_targets_fails(runs):
     work = Cell("\nx", {})
     spec = ForeachSpec(work, [(1,)], ForeachOptions(-1), Targets("x, y"))
     with pytest.raises(ItemsFailed, match=r"cannot be unpacked into `x, y`: not enough values to unpack"):
-        api.foreach_spec(spec, runs.view)
+        foreach_api.foreach_spec(spec, runs.view)
 
 
 def test_processes_that_cannot_be_started(runs, monkeypatch):
@@ -519,7 +520,7 @@ def test_an_item_that_ends_when_the_last_start_fails(runs, monkeypatch, tmp_path
 
 def test_an_error_at_the_end_closes_the_record(runs):
     """If any error is raised after the last item, the run has failed, and leaves no files open."""
-    run = api.open_items(prepare(ForeachSpec(Call(len), [1], ForeachOptions(-1))), runs.view)
+    run = foreach_api.open_items(prepare(ForeachSpec(Call(len), [1], ForeachOptions(-1))), runs.view)
     runs.launched.cell = lambda rank, item: item
 
     def full(values: Any) -> None:
@@ -527,7 +528,7 @@ def test_an_error_at_the_end_closes_the_record(runs):
 
     run.finish = full
     with pytest.raises(OSError, match="no space left"):
-        api.carry_out_items(run)
+        foreach_api.carry_out_items(run)
     assert runs.view.record.outcome == "failed"
     assert api.last_result.values == [1]
 

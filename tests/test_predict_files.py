@@ -20,12 +20,12 @@ from waiting import until
 import sparkring
 from sparkring.data.dataset import open_dataset
 from sparkring.engine.foreach import run as foreach_run
-from sparkring.engine.predict import _output
+from sparkring.engine.predictions.api import _output
+from sparkring.engine.predictions.destination import STATE, SUCCESS, Destination
 from sparkring.errors import DataError, ItemsFailed, OptionsError, PathError
-from sparkring.inference import parts
-from sparkring.inference.destination import STATE, SUCCESS, Destination
-from sparkring.inference.outputs import columns_of
-from sparkring.inference.parts import parts_of
+from sparkring.worker.model import parts
+from sparkring.worker.model.outputs import columns_of
+from sparkring.worker.model.parts import parts_of
 
 ROWS = 6_000  # in three files of 2000 rows; a fourth file is empty
 INPUTS = {"x": ["a", "b"]}
@@ -232,7 +232,7 @@ def test_a_row_that_cannot_be_scored(data, tmp_path, no_folder_left):
 KILLED = """
     import sparkring
     from sparkring.errors import DataError
-    from sparkring.inference import parts
+    from sparkring.worker.model import parts
     parts.LEAST_BYTES = 40_000
     def model(batch):
         import os, time

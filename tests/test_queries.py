@@ -13,12 +13,12 @@ import pytest
 from waiting import until
 
 import sparkring
-from sparkring.engine import queries
+from sparkring.engine.predictions import queries
 from sparkring.history import run_store
-from sparkring.inference import reporter
 from sparkring.wire.channel import dial
 from sparkring.wire.messages import GpuUsed, ModelUsed, TaskScored
 from sparkring.worker.member import gpus
+from sparkring.worker.model import reporter
 
 ROWS = 3000
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkring.engine import recorder
-from sparkring.engine.result import RunResult
+from sparkring.engine.run import recorder
+from sparkring.engine.run.result import RunResult
 from sparkring.errors import DataError, LaunchError, OptionsError, SparkringError
 from sparkring.history import compression, describe, events, rank_logs, record, run_folder, run_store, snapshots
 from sparkring.history.record import RunRecord, apply, replay

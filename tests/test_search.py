@@ -13,12 +13,13 @@ from fake_launcher import Exit, FakeRank
 
 import sparkring
 from sparkring.capture.packing import unpack_names
-from sparkring.engine import api
+from sparkring.engine.foreach import api as foreach_api
 from sparkring.engine.foreach.items import ITEM, Items, Targets
+from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.run import ForeachSpec
-from sparkring.engine.options import ForeachOptions
+from sparkring.engine.run import api
+from sparkring.engine.run.spec import Cell
 from sparkring.engine.search.trials import Trials
-from sparkring.engine.spec import Cell
 from sparkring.errors import CheckpointError, ItemsFailed, OptionsError, RunFailed
 from sparkring.history import describe, run_store
 from sparkring.history.record import RunRecord
@@ -372,7 +373,9 @@ def test_targets_that_do_not_fit(runs):
     space = sparkring.search(lr=[0.1], width=[64], minimize="loss", trials=1)
     for targets, what in [("a, b, c", "write `lr, width`, or one name"), ("width, lr", "in another order")]:
         with pytest.raises(OptionsError, match=what):
-            api.foreach_spec(ForeachSpec(Cell("\n1", {}), space, ForeachOptions(-1), Targets(targets)), runs.view)
+            foreach_api.foreach_spec(
+                ForeachSpec(Cell("\n1", {}), space, ForeachOptions(-1), Targets(targets)), runs.view
+            )
     assert not runs.launched
     with pytest.raises(OptionsError, match="only %%foreach and"):
         list(space)

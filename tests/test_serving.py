@@ -22,15 +22,15 @@ from sparkring.checkpointing.store import Store
 from sparkring.checkpointing.stream_state import StreamState
 from sparkring.data.columns import Making
 from sparkring.data.layout import Layout
-from sparkring.engine import queries, serving
+from sparkring.engine.predictions import queries, serving
 from sparkring.errors import CheckpointError, OptionsError
 from sparkring.history import run_store
-from sparkring.inference.inputs import Described
-from sparkring.inference.outputs import Output
-from sparkring.inference.saved import Followed, Saved
-from sparkring.inference.scorer import Scorer
 from sparkring.wire.channel import dial
 from sparkring.wire.messages import CheckpointUsed, ModelUsed
+from sparkring.worker.model.inputs import Described
+from sparkring.worker.model.outputs import Output
+from sparkring.worker.model.saved import Followed, Saved
+from sparkring.worker.model.scorer import Scorer
 
 
 def make_model():

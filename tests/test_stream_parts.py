@@ -34,8 +34,8 @@ from sparkring.data.micro_batches import (
 )
 from sparkring.data.spark_streams import waiting_rows
 from sparkring.data.watch import FOOTERS, watch
-from sparkring.engine.options import StreamOptions
-from sparkring.engine.past_cells import CELL_BYTES, PastCells
+from sparkring.engine.run.past_cells import CELL_BYTES, PastCells
+from sparkring.engine.stream.options import StreamOptions
 from sparkring.engine.stream.ring import Ring
 from sparkring.engine.stream.run import StreamRun
 from sparkring.engine.stream.sources import IteratorSource, MicroBatch

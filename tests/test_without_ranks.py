@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from fake_launcher import Exit, FakeLauncher, FakeRank
 
-from sparkring.engine import spec, warm_gang
-from sparkring.engine.options import Options
-from sparkring.engine.prepare import prepare
-from sparkring.engine.spec import RunSpec
+from sparkring.engine.run import spec, warm_gang
+from sparkring.engine.run.options import Options
+from sparkring.engine.run.prepare import prepare
+from sparkring.engine.run.spec import RunSpec
 from sparkring.errors import CaptureError, OptionsError, RunFailed
 from sparkring.history import run_store
 from sparkring.wire.messages import Metrics, Output, UserMessage
@@ -246,7 +246,7 @@ def test_a_flood_of_messages_between_cells_is_bounded(gang, wait_until):
 
 def test_a_rank_that_does_not_come_back_takes_the_gang_with_it(gang, monkeypatch):
     """If a rank does not respond, the gang is ended after a grace period. The error says so, and names the rank."""
-    monkeypatch.setattr("sparkring.engine.supervisor.RETURN_GRACE_S", 0.2)
+    monkeypatch.setattr("sparkring.engine.run.supervisor.RETURN_GRACE_S", 0.2)
     gang.start(2)
 
     def cell(rank: FakeRank) -> None:

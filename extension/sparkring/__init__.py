@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from sparkring.data.parts import partitions as partitions
     from sparkring.data.shards import shards as shards
     from sparkring.data.watch import watch as watch
-    from sparkring.engine.api import HorovodRunner as HorovodRunner
-    from sparkring.engine.api import foreach as foreach
-    from sparkring.engine.api import last_result as last_result
-    from sparkring.engine.api import run as run
-    from sparkring.engine.api import spark as spark
-    from sparkring.engine.background import BackgroundRun as BackgroundRun
-    from sparkring.engine.distributors import MirroredStrategyRunner as MirroredStrategyRunner
-    from sparkring.engine.distributors import TorchDistributor as TorchDistributor
     from sparkring.engine.foreach.plan import Plan as Plan
     from sparkring.engine.foreach.result import ForeachResult as ForeachResult
-    from sparkring.engine.predict import Predictions as Predictions
-    from sparkring.engine.predict import predict as predict
-    from sparkring.engine.program_gang import gang as gang
-    from sparkring.engine.result import RunResult as RunResult
+    from sparkring.engine.predictions.api import Predictions as Predictions
+    from sparkring.engine.predictions.api import predict as predict
+    from sparkring.engine.predictions.udf import predict_udf as predict_udf
+    from sparkring.engine.run.api import HorovodRunner as HorovodRunner
+    from sparkring.engine.run.api import foreach as foreach
+    from sparkring.engine.run.api import last_result as last_result
+    from sparkring.engine.run.api import run as run
+    from sparkring.engine.run.api import spark as spark
+    from sparkring.engine.run.background import BackgroundRun as BackgroundRun
+    from sparkring.engine.run.distributors import MirroredStrategyRunner as MirroredStrategyRunner
+    from sparkring.engine.run.distributors import TorchDistributor as TorchDistributor
+    from sparkring.engine.run.program_gang import gang as gang
+    from sparkring.engine.run.result import RunResult as RunResult
     from sparkring.engine.search.search import search as search
     from sparkring.engine.search.space import integer as integer
     from sparkring.engine.search.space import log_uniform as log_uniform
     from sparkring.engine.search.space import uniform as uniform
     from sparkring.engine.stream.run import StreamResult as StreamResult
-    from sparkring.engine.udf import predict_udf as predict_udf
     from sparkring.runtime.report import log as log
     from sparkring.runtime.report import log_to_driver as log_to_driver
     from sparkring.runtime.storage import local_path as local_path
@@ -57,18 +57,18 @@ _NAMES = {
     "data.parts": "partitions",
     "data.shards": "shards",
     "data.watch": "watch",
-    "engine.api": "HorovodRunner foreach last_result run spark",
-    "engine.background": "BackgroundRun",
-    "engine.distributors": "MirroredStrategyRunner TorchDistributor",
+    "engine.run.api": "HorovodRunner foreach last_result run spark",
+    "engine.run.background": "BackgroundRun",
+    "engine.run.distributors": "MirroredStrategyRunner TorchDistributor",
     "engine.foreach.plan": "Plan",
     "engine.foreach.result": "ForeachResult",
-    "engine.predict": "Predictions predict",
-    "engine.program_gang": "gang",
-    "engine.result": "RunResult",
+    "engine.predictions.api": "Predictions predict",
+    "engine.run.program_gang": "gang",
+    "engine.run.result": "RunResult",
     "engine.search.search": "search",
     "engine.stream.run": "StreamResult",
     "engine.search.space": "integer log_uniform uniform",
-    "engine.udf": "predict_udf",
+    "engine.predictions.udf": "predict_udf",
     "runtime.report": "log log_to_driver",
     "runtime.storage": "local_path",
     "runtime.world": "World world",

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import sparkring
-from sparkring.engine import api
-from sparkring.engine.options import Options
-from sparkring.engine.spec import Cell, RunSpec
+from sparkring.engine.run import api
+from sparkring.engine.run.options import Options
+from sparkring.engine.run.spec import Cell, RunSpec
 from sparkring.errors import CaptureError, CheckpointError, LaunchError, PathError, RunFailed, SlotsError, StillRunning
 from sparkring.history.run_store import last, load, saved
 
@@ -185,8 +185,8 @@ def test_lost_ranks_come_back(ring, tmp_path):
 
 
 def test_a_stop_between_two_attempts(local, monkeypatch, wait_until):
-    monkeypatch.setattr("sparkring.engine.restarts.PAUSE_S", 1000.0)
-    monkeypatch.setattr("sparkring.engine.restarts.LONGEST_PAUSE_S", 1000.0)
+    monkeypatch.setattr("sparkring.engine.run.restarts.PAUSE_S", 1000.0)
+    monkeypatch.setattr("sparkring.engine.run.restarts.LONGEST_PAUSE_S", 1000.0)
     run = local.in_background("import os\nos._exit(3)", max_restarts=1)
     wait_until(lambda: run.record.attempts and run.record.attempts[-1].ended, "the first attempt has ended")
     run.stop()

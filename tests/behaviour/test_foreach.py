@@ -22,11 +22,11 @@ from rings import Recording
 from waiting import until
 
 import sparkring
-from sparkring.engine import api
+from sparkring.engine.foreach import api as foreach_api
 from sparkring.engine.foreach.items import Targets, seed_of
+from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.run import ForeachSpec
-from sparkring.engine.options import ForeachOptions
-from sparkring.engine.spec import Cell
+from sparkring.engine.run.spec import Cell
 from sparkring.errors import ItemsFailed, RunFailed
 from sparkring.gangs.gang import Gang
 from sparkring.history import run_store
@@ -46,10 +46,10 @@ class Pools:
         exec(textwrap.dedent(source), self.notebook)
 
     def run(self, clause: str, cell: str, at_once: int = 2, **options: Any) -> Any:
-        return api.foreach_spec(self._spec(clause, cell, at_once, options), self.view)
+        return foreach_api.foreach_spec(self._spec(clause, cell, at_once, options), self.view)
 
     def in_background(self, clause: str, cell: str, at_once: int = 2, **options: Any) -> Any:
-        return api.start_foreach(self._spec(clause, cell, at_once, {**options, "background": True}), self.view)
+        return foreach_api.start_foreach(self._spec(clause, cell, at_once, {**options, "background": True}), self.view)
 
     def _spec(self, clause: str, cell: str, at_once: int, options: dict[str, Any]) -> ForeachSpec:
         targets, _, items = clause.partition(" in ")

@@ -69,7 +69,7 @@ PREDICTS = """
 import pyarrow as pa
 import pyarrow.parquet as pq
 import sparkring
-from sparkring.inference import parts
+from sparkring.worker.model import parts
 
 parts.LEAST_BYTES = 1
 GO, RETURNS = os.path.abspath("go"), {"pid": "long", "sees": "string", "pynvml": "string"}

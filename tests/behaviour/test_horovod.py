@@ -11,9 +11,9 @@ from versions import KERAS
 
 import sparkring
 from sparkring import HorovodRunner
-from sparkring.engine.options import Options
-from sparkring.engine.prepare import prepare
-from sparkring.engine.spec import Call, RunSpec
+from sparkring.engine.run.options import Options
+from sparkring.engine.run.prepare import prepare
+from sparkring.engine.run.spec import Call, RunSpec
 from sparkring.errors import OptionsError
 
 

@@ -10,9 +10,9 @@ import pytest
 from versions import keras_3
 
 from sparkring.compat.legacy_keras import VARIABLE, is_used
-from sparkring.engine.options import Options
-from sparkring.engine.prepare import prepare
-from sparkring.engine.spec import Call, RunSpec
+from sparkring.engine.run.options import Options
+from sparkring.engine.run.prepare import prepare
+from sparkring.engine.run.spec import Call, RunSpec
 
 pytestmark = pytest.mark.versions("of Keras and TensorFlow")
 

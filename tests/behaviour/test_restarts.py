@@ -84,7 +84,7 @@ def test_what_cannot_heal_ends_the_run_at_once(local, tmp_path):
 def test_stop_between_attempts(driver):
     """An interrupt in the pause between two attempts ends the run."""
     script = driver("""
-        from sparkring.engine import restarts
+        from sparkring.engine.run import restarts
         restarts.PAUSE_S = 600.0
         def refresh(record, shown=View.refresh):
             shown(view, record)

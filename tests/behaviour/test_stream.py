@@ -17,11 +17,11 @@ from rings import WarmRing
 from waiting import until
 
 import sparkring
-from sparkring.engine import api, warm_gang
-from sparkring.engine.background import BackgroundRun
-from sparkring.engine.options import StreamOptions
-from sparkring.engine.spec import Cell
-from sparkring.engine.stream.run import StreamSpec
+from sparkring.engine.run import warm_gang
+from sparkring.engine.run.background import BackgroundRun
+from sparkring.engine.run.spec import Cell
+from sparkring.engine.stream.options import StreamOptions
+from sparkring.engine.stream.run import StreamSpec, start_stream
 from sparkring.errors import CheckpointError, DataError, OptionsError, RunFailed
 
 SETUP = """
@@ -53,7 +53,7 @@ def stream(gang: WarmRing, items: Any, cell: str = TRAIN, **options: Any) -> Bac
     chosen = StreamOptions(np=gang.gang.wanted.np, **settings)
     cell = gang._prepared(cell)
     work = Cell(cell, gang.notebook)
-    return api.start_stream(StreamSpec(work, items, "items", gang.gang, chosen, "test", f"%%stream items\n{cell}"))
+    return start_stream(StreamSpec(work, items, "items", gang.gang, chosen, "test", f"%%stream items\n{cell}"))
 
 
 def trained(run: BackgroundRun[Any], count: int) -> Callable[[], bool]:

@@ -18,7 +18,7 @@ import pytest
 from rings import READY, ready
 from waiting import DEADLINE_S
 
-from sparkring.engine import api, runner, warm_gang
+from sparkring.engine.run import api, runner, warm_gang
 from sparkring.errors import CaptureError, ResultError, RunFailed, RunTimeout
 from sparkring.history import describe, run_store
 from sparkring.launchers import slots_table
@@ -826,7 +826,7 @@ def test_the_end_of_a_cell_waits_for_the_end_of_an_import(local_gang, tmp_path, 
     The time that an import takes does not count. Here, each import ends only after a notice has said that the cell is
     waiting for it. The ranks' collectives are not ended, since no rank is waiting in one.
     """
-    monkeypatch.setattr("sparkring.engine.supervisor.RETURN_GRACE_S", 1.0)
+    monkeypatch.setattr("sparkring.engine.run.supervisor.RETURN_GRACE_S", 1.0)
     packages = tmp_path / "site-packages"
     packages.mkdir()
     for name in ("first", "second"):
@@ -882,7 +882,7 @@ def test_a_frozen_rank_is_named(local_gang, monkeypatch):
     local_gang.cell("1")
     freeze(local_gang.pids()[1])
     local_gang.notebook["large"] = bytes(30_000_000)
-    monkeypatch.setattr("sparkring.engine.supervisor.RETURN_GRACE_S", 1.0)
+    monkeypatch.setattr("sparkring.engine.run.supervisor.RETURN_GRACE_S", 1.0)
     with pytest.raises(RunTimeout):
         local_gang.cell("len(large)", timeout_s=1)
 
@@ -978,9 +978,9 @@ def test_a_session_of_our_own_and_one_that_ends(driver):
     text = driver("""
         import threading
         from pyspark.sql import SparkSession
-        from sparkring.engine import warm_gang as warm
+        from sparkring.engine.run import warm_gang as warm
         from sparkring.errors import LaunchError
-        from sparkring.engine.options import GangOptions
+        from sparkring.engine.run.options import GangOptions
         warm.start(GangOptions(3, "plain", 3600.0, ()), print, print)
         ours = SparkSession.getActiveSession()
         print("COUNT", ours.range(10).count())
@@ -1009,8 +1009,8 @@ def test_a_session_of_our_own_and_one_that_ends(driver):
 # ── Drivers that end, and long lives ──────────────────────────────────────────
 
 WARM = """
-from sparkring.engine import warm_gang as warm
-from sparkring.engine.options import GangOptions
+from sparkring.engine.run import warm_gang as warm
+from sparkring.engine.run.options import GangOptions
 
 def cell(source, gang, namespace=None):
     code = chr(10) + textwrap.dedent(source).strip()

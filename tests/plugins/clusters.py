@@ -22,7 +22,7 @@ from kinds import kind_of, places
 from leaks import MARK, Watch, family, lasting, runs
 from waiting import DEADLINE_S, until
 
-from sparkring.engine import warm_gang
+from sparkring.engine.run import warm_gang
 
 
 class Cluster(NamedTuple):

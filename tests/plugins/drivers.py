@@ -21,9 +21,9 @@ SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 
 _PRELUDE = """
 import os, signal, sys, textwrap, time
-from sparkring.engine.options import Options
-from sparkring.engine.api import run_spec, start_spec
-from sparkring.engine.spec import Cell, RunSpec
+from sparkring.engine.run.options import Options
+from sparkring.engine.run.api import run_spec, start_spec
+from sparkring.engine.run.spec import Cell, RunSpec
 
 class View:
     said = 0

@@ -23,7 +23,8 @@ import psutil
 import pytest
 from waiting import PACE
 
-from sparkring.engine import background, queries
+from sparkring.engine.predictions import queries
+from sparkring.engine.run import background
 from sparkring.history import compression
 
 MARK = "SPARKRING_TEST"  # in the environment of every process that a test starts, and so in /proc

@@ -10,10 +10,10 @@ from fake_launcher import FakeLauncher, FakeRank
 from rings import Recording
 
 from sparkring.capture.packing import unpack_names
-from sparkring.engine import api
+from sparkring.engine.foreach import api as foreach_api
+from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.run import ForeachSpec
-from sparkring.engine.options import ForeachOptions
-from sparkring.engine.spec import Call
+from sparkring.engine.run.spec import Call
 from sparkring.errors import LaunchError
 
 ItemCell = Callable[[FakeRank, Any], object]
@@ -49,10 +49,10 @@ class Runs:
         self.view = Recording()
 
     def __call__(self, cell: ItemCell, items: Any, at_once: int = 2, **options: Any) -> Any:
-        return api.foreach_spec(self._spec(cell, items, at_once, options), self.view)
+        return foreach_api.foreach_spec(self._spec(cell, items, at_once, options), self.view)
 
     def in_background(self, cell: ItemCell, items: Any, at_once: int = 2, **options: Any) -> Any:
-        return api.start_foreach(self._spec(cell, items, at_once, {**options, "background": True}), self.view)
+        return foreach_api.start_foreach(self._spec(cell, items, at_once, {**options, "background": True}), self.view)
 
     def _spec(self, cell: ItemCell, items: Any, at_once: int, options: dict[str, Any]) -> ForeachSpec:
         self.launched.cell = cell

@@ -15,12 +15,12 @@ from leaks import MARK, Watch
 from spares import forked
 from waiting import PACE
 
-from sparkring.engine import polling, restarts, supervisor, warm_gang
-from sparkring.engine.api import run_spec, start_spec
-from sparkring.engine.background import BackgroundRun
-from sparkring.engine.options import GangOptions, Options
-from sparkring.engine.result import RunResult
-from sparkring.engine.spec import Cell, RunSpec
+from sparkring.engine.run import polling, restarts, supervisor, warm_gang
+from sparkring.engine.run.api import run_spec, start_spec
+from sparkring.engine.run.background import BackgroundRun
+from sparkring.engine.run.options import GangOptions, Options
+from sparkring.engine.run.result import RunResult
+from sparkring.engine.run.spec import Cell, RunSpec
 from sparkring.history.record import RunRecord
 
 LIMIT_S = 300.0 * PACE  # ranks that wait for one another forever then fail the test; the error says where each one is

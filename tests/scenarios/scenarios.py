@@ -28,7 +28,7 @@ from IPython.utils.capture import capture_output
 
 import sparkring
 from sparkring.capture.remote_names import RemoteNames
-from sparkring.engine import warm_gang
+from sparkring.engine.run import warm_gang
 from sparkring.errors import CaptureError
 
 # Each scenario of these files has a new rank, since what a rank imports or sets stays there. The scenarios of the other

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.engine.recorder import Recorder
+from sparkring.engine.run.recorder import Recorder
 from sparkring.history import run_store
 from sparkring.history.events import AttemptEnded, AttemptStarted, Displayed, RankStarted, RunFinished
 from sparkring.history.events import RunStarted as Started

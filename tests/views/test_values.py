@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from IPython.core.formatters import PlainTextFormatter
 
-from sparkring.engine.result import RunResult
+from sparkring.engine.run.result import RunResult
 from sparkring.history.events import RankFinished, RunFinished
 from sparkring.history.values import CHARACTERS, ENTRIES, told
 

@@ -25,13 +25,13 @@ _MODULES = {
     ),
 }
 _HOMES = {
-    ("spark_tensorflow_distributor", "MirroredStrategyRunner"): "sparkring.engine.distributors",
+    ("spark_tensorflow_distributor", "MirroredStrategyRunner"): "sparkring.engine.run.distributors",
     (
         "spark_tensorflow_distributor.mirrored_strategy_runner",
         "MirroredStrategyRunner",
-    ): "sparkring.engine.distributors",
-    ("sparkdl", "HorovodRunner"): "sparkring.engine.api",
-    ("sparkdl.horovod", "HorovodRunner"): "sparkring.engine.api",
+    ): "sparkring.engine.run.distributors",
+    ("sparkdl", "HorovodRunner"): "sparkring.engine.run.api",
+    ("sparkdl.horovod", "HorovodRunner"): "sparkring.engine.run.api",
     ("sparkdl.horovod", "log_to_driver"): "sparkring.runtime.report",
 }
 

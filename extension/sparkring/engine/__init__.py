@@ -1,1 +1,1 @@
-"""Carries out a run, from its options to its outcome, on new ranks or a warm gang, in the foreground or background."""
+"""What runs cells and other work: each folder is a product, which uses `run`; `doctor` examines the setup."""

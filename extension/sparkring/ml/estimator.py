@@ -16,12 +16,11 @@ from pyspark.ml.util import MLReadable, MLWritable
 from sparkring.capture.calls import name_of
 from sparkring.capture.content import Contents, digest
 from sparkring.cluster.slots import slots
-from sparkring.engine import warm_gang
-from sparkring.engine.api import run_spec
-from sparkring.engine.options import Options, restarts
-from sparkring.engine.spec import Call, RunSpec
-from sparkring.engine.warm_gang import WarmGang
-from sparkring.inference.predictors import is_keras
+from sparkring.engine.run import warm_gang
+from sparkring.engine.run.api import run_spec
+from sparkring.engine.run.options import Options, restarts
+from sparkring.engine.run.spec import Call, RunSpec
+from sparkring.engine.run.warm_gang import WarmGang
 from sparkring.ml import keras, torch
 from sparkring.ml.frames import Rows, rows_of
 from sparkring.ml.model import Fitted, KerasModel, TorchModel
@@ -30,6 +29,7 @@ from sparkring.ml.saving import EstimatorReader, EstimatorWriter
 from sparkring.ml.training import Trained, Training, reshaping
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import Location, locate
+from sparkring.worker.model.predictors import is_keras
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from sparkring.checkpointing import keras_3_state, tensorflow_state
 from sparkring.checkpointing.store import checkpoints
 from sparkring.errors import OptionsError
-from sparkring.inference.predictors import is_keras
 from sparkring.ml.training import History, Trained, Training
 from sparkring.runtime.report import numbers
 from sparkring.runtime.resume_point import here
+from sparkring.worker.model.predictors import is_keras
 
 if TYPE_CHECKING:
     from sparkring.data.layout import Spec

@@ -11,15 +11,14 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkring.data.layout import Spec
-from sparkring.engine.queries import watch
-from sparkring.inference import outputs, predictors
-from sparkring.inference.column import spark_types
-from sparkring.inference.predict import predict
-from sparkring.inference.settings import Settings
+from sparkring.engine.predictions.column import spark_types
+from sparkring.engine.predictions.dataframes import predict_frame
+from sparkring.engine.predictions.settings import Settings
 from sparkring.ml import keras, torch
 from sparkring.ml.params import Columns
 from sparkring.ml.saving import ModelReader, ModelWriter
 from sparkring.ml.training import History, Trained, reshaping
+from sparkring.worker.model import outputs, predictors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -84,7 +83,7 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
         settings = Settings(
             self.getModel(), features, returns=self._returns(), transform=reshape, dtype="float32", caller="estimator"
         )
-        return predict(dataset, settings, watch=watch)
+        return predict_frame(dataset, settings)
 
     def _returns(self) -> dict[str, DataType]:
         """Return the types of the predictions, found by scoring rows of zeros."""

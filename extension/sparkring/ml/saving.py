@@ -22,9 +22,9 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 from sparkring.checkpointing.store import checkpoints
 from sparkring.data.layout import Spec
 from sparkring.errors import CheckpointError
-from sparkring.inference import predictors
 from sparkring.ml import torch
 from sparkring.runtime.kernel import tell
+from sparkring.worker.model import predictors
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.checkpointing.store import checkpoints
 from sparkring.errors import OptionsError
-from sparkring.inference.predictors import is_torch
 from sparkring.ml.training import Trained, Training
 from sparkring.runtime import report
 from sparkring.runtime.resume_point import here
 from sparkring.runtime.world import world
 from sparkring.wire.messages import Metrics
+from sparkring.worker.model.predictors import is_torch
 
 if TYPE_CHECKING:
     from sparkring.data.shards import Shards

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sparkring.inference.inputs import reshaped
+from sparkring.worker.model.inputs import reshaped
 
 History = dict[str, list[float]]
 

@@ -72,7 +72,7 @@ OPTIONS = OptionsTable(
 
 def _shards(shell: Any, line: str) -> None:
     from sparkring.data.preview import preview
-    from sparkring.engine import gang_selection
+    from sparkring.engine.run import gang_selection
     from sparkring.views.shards import show_shards
 
     given = OPTIONS.parse(line)

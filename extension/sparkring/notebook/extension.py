@@ -46,7 +46,7 @@ def load(shell: Any) -> None:
 
 def unload(shell: Any) -> None:
     """Remove the magics, and end all background runs and warm gangs."""
-    from sparkring.engine import background, warm_gang
+    from sparkring.engine.run import background, warm_gang
 
     background.stop_all()
     warm_gang.stop()

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from sparkring.engine.options import ForeachOptions, checked_foreach
+from sparkring.engine.foreach.options import ForeachOptions, checked_foreach
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
@@ -205,12 +205,12 @@ def complete(line: str) -> list[str]:
 
 def _run(shell: Any, line: str, cell: str) -> Any:
     """`%%foreach`: run the cell for each item, or show what would be sent."""
-    from sparkring.engine import api
+    from sparkring.engine.foreach import api
     from sparkring.engine.foreach.items import Targets
     from sparkring.engine.foreach.run import ForeachSpec
-    from sparkring.engine.options import Options
-    from sparkring.engine.prepare import capture_cell
-    from sparkring.engine.spec import Cell, RunSpec
+    from sparkring.engine.run.options import Options
+    from sparkring.engine.run.prepare import capture_cell
+    from sparkring.engine.run.spec import Cell, RunSpec
     from sparkring.notebook.cell import depends_on_items, find_scripts, kept_parameters, python_source
     from sparkring.views.tables import show_captured
     from sparkring.worker.rank.expand import expand

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from IPython.core.getipython import get_ipython
 
-from sparkring.engine.options import GangOptions
+from sparkring.engine.run.options import GangOptions
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.notebook.magic import Magic
@@ -16,7 +16,7 @@ from sparkring.notebook.options_table import Option, OptionsTable, split_line
 from sparkring.runtime.kernel import tell
 
 if TYPE_CHECKING:
-    from sparkring.engine.warm_gang import WarmGang
+    from sparkring.engine.run.warm_gang import WarmGang
 
 _HELP = """Start, list and stop warm gangs: ranks that stay up between cells.
 
@@ -113,7 +113,7 @@ def complete(line: str) -> list[str]:
 
 
 def _gang(shell: Any, line: str) -> None:
-    from sparkring.engine import gang_selection, warm_gang
+    from sparkring.engine.run import gang_selection, warm_gang
     from sparkring.history import describe
     from sparkring.views.tables import show_table
 
@@ -133,7 +133,7 @@ def _gang(shell: Any, line: str) -> None:
 
 
 def _start(shell: Any, options: GangOptions) -> None:
-    from sparkring.engine import warm_gang
+    from sparkring.engine.run import warm_gang
     from sparkring.history import describe
 
     started = time.monotonic()
@@ -156,7 +156,7 @@ def _row(gang: WarmGang) -> tuple[str, ...]:
 
 def stop_after_reset(result: Any) -> None:
     """Stop the gangs if a %reset has just run, so that the ranks' variables are deleted, too."""
-    from sparkring.engine import warm_gang
+    from sparkring.engine.run import warm_gang
 
     shell = get_ipython()
     if warm_gang.every() and shell is not None and _MARK not in shell.user_ns:

@@ -54,7 +54,7 @@ Options:
 
 
 def _runs_to_stop(current: str) -> Iterator[str]:
-    from sparkring.engine import background
+    from sparkring.engine.run import background
 
     return (shlex.quote(run.run_id) for run in background.going())
 
@@ -145,7 +145,7 @@ def parse_runs(line: str) -> RunsRequest:
 
 
 def _runs(shell: Any, line: str) -> None:
-    from sparkring.engine import background
+    from sparkring.engine.run import background
     from sparkring.history import describe, run_store
     from sparkring.views.tables import show_table
 
@@ -170,7 +170,7 @@ def _runs(shell: Any, line: str) -> None:
 
 
 def _delete(name: str) -> None:
-    from sparkring.engine import background
+    from sparkring.engine.run import background
     from sparkring.history import describe, run_store
 
     run = background.find(name)
@@ -201,7 +201,7 @@ def _delete_older(than_s: float) -> None:
 
 def _rows(most: int) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table of `%runs` for each of the newest saved runs, at most `most` rows."""
-    from sparkring.engine import background
+    from sparkring.engine.run import background
     from sparkring.history import describe, reading, run_store
 
     in_background = {run.run_id: run for run in background.going()}
@@ -234,7 +234,7 @@ def _ranks(started: RunStarted) -> str:
 
 def _show(name: str) -> None:
     """Show a run: its live panel if it is running in the background, otherwise its saved view."""
-    from sparkring.engine import background
+    from sparkring.engine.run import background
     from sparkring.history import run_store
     from sparkring.views import show_run
 
@@ -254,7 +254,7 @@ def _compare(*names: str) -> None:
 
 def _record(name: str) -> RunRecord:
     """Return the record of a background run of this notebook or of a saved run."""
-    from sparkring.engine import background
+    from sparkring.engine.run import background
     from sparkring.history import run_store
 
     run = background.find(name)

@@ -9,7 +9,7 @@ import re
 import textwrap
 from typing import Any
 
-from sparkring.engine.options import LOGS, Options, checked, restarts
+from sparkring.engine.run.options import LOGS, Options, checked, restarts
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, FOREIGN, NAME, NOTIFY, PUSH, QUIET, flattened
@@ -257,7 +257,7 @@ _told: set[str] = set()  # the variables about which _only_on_ranks() has return
 
 def _run_on_ranks(shell: Any, line: str, cell: str) -> Any:
     """`%%ranks`: run the cell on some ranks of the gang that was started last."""
-    from sparkring.engine import gang_selection
+    from sparkring.engine.run import gang_selection
 
     warm = gang_selection.latest_gang("%%ranks")
     ranks, rest = parse_ranks(line, warm.gang.size)
@@ -279,9 +279,9 @@ def _run_cell(
 
     `line` is what follows the magic, or what follows `begins`: the magic and the ranks as the user has written them.
     """
-    from sparkring.engine import api, gang_selection
-    from sparkring.engine.prepare import capture_cell
-    from sparkring.engine.spec import Cell, RunSpec
+    from sparkring.engine.run import api, gang_selection
+    from sparkring.engine.run.prepare import capture_cell
+    from sparkring.engine.run.spec import Cell, RunSpec
     from sparkring.notebook.cell import ends_quietly, find_scripts, kept_parameters, python_source, title_of
     from sparkring.views.tables import show_captured
 

@@ -7,7 +7,8 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sparkring.engine.options import StreamOptions, checked_stream, restarts
+from sparkring.engine.run.options import restarts
+from sparkring.engine.stream.options import StreamOptions, checked_stream
 from sparkring.errors import OptionsError
 from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
 from sparkring.notebook.expressions import complete_expression, evaluated, split_options
@@ -184,10 +185,10 @@ def complete(line: str) -> list[str]:
 
 def _run(shell: Any, line: str, cell: str) -> Any:
     """`%%stream`: train on a stream in the background, or show what would be sent."""
-    from sparkring.engine import api, gang_selection
-    from sparkring.engine.prepare import capture_cell
-    from sparkring.engine.spec import Cell, RunSpec
-    from sparkring.engine.stream.run import StreamSpec
+    from sparkring.engine.run import gang_selection
+    from sparkring.engine.run.prepare import capture_cell
+    from sparkring.engine.run.spec import Cell, RunSpec
+    from sparkring.engine.stream.run import StreamSpec, start_stream
     from sparkring.notebook.cell import find_scripts, python_source
     from sparkring.views.tables import show_captured
     from sparkring.worker.rank.batches import BOUND
@@ -205,7 +206,7 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     stream = evaluated("%%stream", expression.written, expression.code, shell.user_ns)
     title = options.name or f"stream {expression.written}"
     spec = StreamSpec(work, stream, expression.written, gang, options, title, f"%%stream {line}\n{cell}")
-    return api.start_stream(spec)
+    return start_stream(spec)
 
 
 MAGICS = (Magic("stream", "cell", _HELP.format(options=TABLE.help()), _run, complete, raw=True),)

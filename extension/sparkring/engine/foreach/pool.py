@@ -13,7 +13,7 @@ from sparkring.engine.foreach.items import Items, Problem
 from sparkring.engine.foreach.schedule import Attempt, Item, Schedule
 from sparkring.engine.foreach.slot import Ended, Slot, SlotSettings
 from sparkring.engine.foreach.slots import LOOK_EVERY_S, Slots
-from sparkring.engine.recorder import Recorder
+from sparkring.engine.run.recorder import Recorder
 from sparkring.errors import LaunchError
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from sparkring.engine.run.result import Result
 from sparkring.errors import OptionsError
 from sparkring.history import describe
 from sparkring.history.events import Failure
@@ -22,7 +23,7 @@ Mode = Literal["min", "max"]
 
 
 @dataclass(eq=False, repr=False)
-class ForeachResult:
+class ForeachResult(Result):
     """The result of foreach().
 
     `values` lists the items' values in order, with None for items without a value. `errors` maps the number of each

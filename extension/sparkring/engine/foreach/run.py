@@ -22,13 +22,14 @@ from sparkring.compat import legacy_keras
 from sparkring.engine.doctor import preflight
 from sparkring.engine.foreach.items import Items, Targets, seed_of
 from sparkring.engine.foreach.meaning import Meaning, meaning_of
+from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.plan import Plan, plan
 from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.schedule import Attempt, Schedule
 from sparkring.engine.foreach.slot import SlotSettings
-from sparkring.engine.options import ForeachOptions, Options
-from sparkring.engine.prepare import (
+from sparkring.engine.run.options import Options
+from sparkring.engine.run.prepare import (
     PROVIDED,
     capture_cell,
     code_notices,
@@ -38,8 +39,8 @@ from sparkring.engine.prepare import (
     run_started,
     validate,
 )
-from sparkring.engine.recorder import Recorder
-from sparkring.engine.spec import Call, Cell, RunSpec
+from sparkring.engine.run.recorder import Recorder
+from sparkring.engine.run.spec import Call, Cell, RunSpec
 from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SlotsError, SparkringError
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from sparkring.engine.foreach.schedule import Attempt
-from sparkring.engine.polling import poll_until
-from sparkring.engine.result import unpack_results
+from sparkring.engine.run.polling import poll_until
+from sparkring.engine.run.result import unpack_results
 from sparkring.gangs.execution import Execution, Request
 from sparkring.gangs.gang import Gang
 from sparkring.history import describe, events

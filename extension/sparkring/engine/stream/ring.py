@@ -12,15 +12,15 @@ from sparkring.checkpointing.entries import INITIAL, Last
 from sparkring.checkpointing.stream_state import StreamState
 from sparkring.data.keys import KeyedRows, shares_by_key
 from sparkring.data.micro_batches import Rows, share_of
-from sparkring.engine import warm_gang
 from sparkring.engine.foreach.items import seed_of
-from sparkring.engine.options import StreamOptions
-from sparkring.engine.past_cells import PastCells
-from sparkring.engine.questions import Questions
-from sparkring.engine.recorder import Recorder
-from sparkring.engine.spec import Outcome
-from sparkring.engine.supervisor import LiveRun, Supervisor
-from sparkring.engine.warm_gang import WarmGang
+from sparkring.engine.run import warm_gang
+from sparkring.engine.run.past_cells import PastCells
+from sparkring.engine.run.questions import Questions
+from sparkring.engine.run.recorder import Recorder
+from sparkring.engine.run.spec import Outcome
+from sparkring.engine.run.supervisor import LiveRun, Supervisor
+from sparkring.engine.run.warm_gang import WarmGang
+from sparkring.engine.stream.options import StreamOptions
 from sparkring.errors import CheckpointError, LaunchError
 from sparkring.gangs.execution import Request, cause_priority
 from sparkring.history import describe, events

@@ -18,9 +18,9 @@ from sparkring.capture.versions import modules_of
 from sparkring.checkpointing.compatibility import unnoticed
 from sparkring.checkpointing.owners import owned
 from sparkring.data.micro_batches import parts_of
-from sparkring.engine.options import StreamOptions
-from sparkring.engine.polling import poll_until
-from sparkring.engine.prepare import (
+from sparkring.engine.run.background import BackgroundRun
+from sparkring.engine.run.polling import poll_until
+from sparkring.engine.run.prepare import (
     Uses,
     capture_cell,
     check_directory,
@@ -30,16 +30,18 @@ from sparkring.engine.prepare import (
     uses_of,
     validate,
 )
-from sparkring.engine.restarts import LONGEST_PAUSE_S, PAUSE_S
-from sparkring.engine.runner import close, error_of
-from sparkring.engine.spec import Cell, Outcome, RunSpec
+from sparkring.engine.run.restarts import LONGEST_PAUSE_S, PAUSE_S
+from sparkring.engine.run.runner import close, error_of
+from sparkring.engine.run.spec import Cell, Outcome, RunSpec
+from sparkring.engine.run.view import view_of
+from sparkring.engine.run.warm_gang import WarmGang
+from sparkring.engine.stream.options import StreamOptions
 from sparkring.engine.stream.ring import Ended, Lost, Ring, StreamEnding, StreamRecorder, StreamWork
 from sparkring.engine.stream.sources import IteratorSource, MicroBatch, Source
-from sparkring.engine.warm_gang import WarmGang
 from sparkring.errors import DataError, OptionsError, SparkringError
 from sparkring.history import describe, events
 from sparkring.history.record import RunRecord
-from sparkring.history.view import View
+from sparkring.history.view import Controls, View
 from sparkring.runtime.interrupts import Interrupts
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.wire import messages
@@ -95,6 +97,16 @@ class StreamResult:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
+
+
+def start_stream(spec: StreamSpec) -> BackgroundRun[StreamResult]:
+    """Start training on a stream in a thread. Errors that can be found before the first batch are raised at once."""
+    prepared, interrupts = prepare(spec), Interrupts()
+    run = StreamRun(prepared, view_of(spec.options, Controls(interrupts.request)), interrupts)
+    directory = prepared.directory
+    return BackgroundRun(
+        run.to_the_end, run.recorder, run.interrupts, None if directory is None else directory.location
+    )
 
 
 def prepare(spec: StreamSpec) -> Prepared:

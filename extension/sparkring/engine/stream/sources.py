@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from sparkring.data.micro_batches import Rows, rows_of
 from sparkring.data.watch import Watch
-from sparkring.engine.options import StreamOptions
-from sparkring.engine.polling import poll_until
+from sparkring.engine.run.polling import poll_until
+from sparkring.engine.stream.options import StreamOptions
 from sparkring.errors import DataError
 from sparkring.worker.rank.failures import as_failure
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparkring.data.materialise import cache_folder
 from sparkring.data.micro_batches import StoredRows
 from sparkring.data.spark_streams import Stager, check_stream, run_query, waiting_rows
-from sparkring.engine.options import StreamOptions
+from sparkring.engine.stream.options import StreamOptions
 from sparkring.engine.stream.replay_log import ReplayLog
 from sparkring.engine.stream.sources import MicroBatch
 from sparkring.errors import CheckpointError
