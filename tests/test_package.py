@@ -36,6 +36,7 @@ from sparkring.data.tfrecord import example
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.errors import SparkringError
 from sparkring.history import tensorboard
+from sparkring.products import HOMES
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,7 +45,7 @@ def test_no_package_hides_a_public_name():
     """A package called `run` would replace the function sparkring.run() as soon as something imports it."""
     packages = {module.name for module in pkgutil.iter_modules(sparkring.__path__)}
     assert {"engine", "errors", "notebook"} <= packages
-    assert not packages & {*sparkring.__all__, *sparkring._HOMES}
+    assert not packages & {*sparkring.__all__, *HOMES}
 
 
 def test_on_windows_the_import_says_what_to_do():

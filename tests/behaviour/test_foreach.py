@@ -23,10 +23,10 @@ from waiting import until
 
 import sparkring
 from sparkring.engine.foreach import api as foreach_api
-from sparkring.engine.foreach.items import Targets, seed_of
+from sparkring.engine.foreach.items import Targets
 from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.run import ForeachSpec
-from sparkring.engine.run.spec import Cell
+from sparkring.engine.run.spec import Cell, seed_of
 from sparkring.errors import ItemsFailed, RunFailed
 from sparkring.gangs.gang import Gang
 from sparkring.history import run_store

@@ -7,6 +7,7 @@ extension loads fast.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +16,13 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from IPython.core.magic import no_var_expand
 
 import sparkring
-from sparkring.notebook import checkpoints, data, doctor, expected, foreach, gang, history, launch, stream
+from sparkring import products
+from sparkring.notebook import expected, gang
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import asks_for_help
 from sparkring.runtime.packages import lacking
 
-# Each of these modules defines a family of magics, and lists these magics in its own MAGICS.
-_FAMILIES = (launch, foreach, stream, gang, history, data, checkpoints, doctor)
+_FAMILIES = [importlib.import_module(f"sparkring.notebook.{name}") for name in products.MAGICS]
 MAGICS: dict[str, Magic] = {magic.name: magic for family in _FAMILIES for magic in family.MAGICS}
 
 
@@ -30,8 +31,7 @@ def load(shell: Any) -> None:
 
     Define `sparkring` in the user's namespace unless the name is taken.
     """
-    from sparkring.compat import sparkdl
-    from sparkring.data.petastorm import quiet
+    from sparkring.compat import petastorm_warnings, sparkdl
 
     for magic in MAGICS.values():
         shell.register_magic_function(_function(shell, magic), magic.kind, magic.name)
@@ -39,7 +39,7 @@ def load(shell: Any) -> None:
         shell.push({"sparkring": sparkring}, interactive=False)
     shell.events.register("post_run_cell", expected.note_imports)
     sparkdl.install()
-    quiet.silence_when_imported()
+    petastorm_warnings.silence_when_imported()
     if _complete not in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.append(_complete)
 

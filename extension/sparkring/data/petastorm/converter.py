@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkring.capture.picklability import type_name
+from sparkring.compat.petastorm_warnings import silence
 from sparkring.data.folders import has_ended, read_json, this_process, write_json
 from sparkring.data.petastorm.plan import Path, Plan, plan_reader
-from sparkring.data.petastorm.quiet import silence
 from sparkring.data.petastorm.source import in_words
 from sparkring.data.petastorm.watching import watch
 from sparkring.errors import DataError, OptionsError, PathError

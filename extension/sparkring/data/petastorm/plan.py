@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
+from sparkring.compat.petastorm_warnings import silence
 from sparkring.data.petastorm import transform
-from sparkring.data.petastorm.quiet import silence
 from sparkring.data.petastorm.source import Source, open_source
 from sparkring.errors import DataError, OptionsError, PathError
 from sparkring.history.describe import counted

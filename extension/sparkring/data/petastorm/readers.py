@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sparkring.compat.petastorm_warnings import silence
 from sparkring.data.petastorm import transform
 from sparkring.data.petastorm.converter import SparkDatasetConverter
 from sparkring.data.petastorm.plan import Path, bound, plan_reader
-from sparkring.data.petastorm.quiet import silence
 from sparkring.data.petastorm.source import in_words, open_source
 from sparkring.data.petastorm.watching import watch
 

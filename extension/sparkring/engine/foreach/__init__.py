@@ -6,3 +6,24 @@ items ─▶ schedule   decides which item runs next, and what follows an attemp
             │
          result
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkring.products import offer
+
+if TYPE_CHECKING:
+    from sparkring.engine.foreach.api import foreach as foreach
+    from sparkring.engine.foreach.plan import Plan as Plan
+    from sparkring.engine.foreach.result import ForeachResult as ForeachResult
+
+offer(
+    __name__,
+    {
+        "engine.foreach.api": "foreach",
+        "engine.foreach.plan": "Plan",
+        "engine.foreach.result": "ForeachResult",
+    },
+    "foreach",
+)

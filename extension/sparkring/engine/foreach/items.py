@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import collections
-import hashlib
 import itertools
 import math
 import types
@@ -271,11 +270,6 @@ def _length(iterable: Any) -> int | None:
         return len(iterable)
     except Exception:  # it has no length, or its __len__() raises an error
         return None
-
-
-def seed_of(run_seed: int, number: int) -> int:
-    """Return the seed for an item. It depends only on the run's seed and on the item's number."""
-    return int.from_bytes(hashlib.sha256(f"{run_seed}:{number}".encode()).digest()[:4], "big")
 
 
 def _name(values: Mapping[str, Any]) -> str:

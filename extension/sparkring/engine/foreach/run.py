@@ -20,7 +20,7 @@ from sparkring.checkpointing.compatibility import unnoticed
 from sparkring.checkpointing.owners import owned
 from sparkring.compat import legacy_keras
 from sparkring.engine.doctor import preflight
-from sparkring.engine.foreach.items import Items, Targets, seed_of
+from sparkring.engine.foreach.items import Items, Targets
 from sparkring.engine.foreach.meaning import Meaning, meaning_of
 from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.plan import Plan, plan
@@ -40,7 +40,7 @@ from sparkring.engine.run.prepare import (
     validate,
 )
 from sparkring.engine.run.recorder import Recorder
-from sparkring.engine.run.spec import Call, Cell, RunSpec
+from sparkring.engine.run.spec import Call, Cell, RunSpec, seed_of
 from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SlotsError, SparkringError
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events

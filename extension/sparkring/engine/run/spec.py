@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -63,6 +64,11 @@ class RunSpec(NamedTuple):
     notice: str = ""
     bound: tuple[str, ...] = ()
     frame: Any = None
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Return the seed of one of many parts: an item, a trial or a micro-batch. It depends only on the two numbers."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{number}".encode()).digest()[:4], "big")
 
 
 class Lost(NamedTuple):

@@ -7,3 +7,23 @@
 
 Optuna runs on the driver only. Ranks get only the values of the parameters.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkring.products import offer
+
+if TYPE_CHECKING:
+    from sparkring.engine.search.search import search as search
+    from sparkring.engine.search.space import integer as integer
+    from sparkring.engine.search.space import log_uniform as log_uniform
+    from sparkring.engine.search.space import uniform as uniform
+
+offer(
+    __name__,
+    {
+        "engine.search.search": "search",
+        "engine.search.space": "integer log_uniform uniform",
+    },
+)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkring.engine.foreach.items import seed_of
+from sparkring.engine.run.spec import seed_of
 from sparkring.engine.search.journal import JOURNAL, Journal
 from sparkring.engine.search.search import AUTO
 from sparkring.errors import OptionsError

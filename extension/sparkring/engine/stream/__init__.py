@@ -6,3 +6,20 @@ replay_log    the micro-batches that Spark considers done, but that no checkpoin
 ring          runs the cell on the gang; if the gang is lost, starts another one and restores the last checkpoint
 run           one run, from its spec to its result
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkring.products import offer
+
+if TYPE_CHECKING:
+    from sparkring.engine.stream.run import StreamResult as StreamResult
+
+offer(
+    __name__,
+    {
+        "engine.stream.run": "StreamResult",
+    },
+    "stream",
+)

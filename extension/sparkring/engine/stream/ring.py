@@ -12,12 +12,11 @@ from sparkring.checkpointing.entries import INITIAL, Last
 from sparkring.checkpointing.stream_state import StreamState
 from sparkring.data.keys import KeyedRows, shares_by_key
 from sparkring.data.micro_batches import Rows, share_of
-from sparkring.engine.foreach.items import seed_of
 from sparkring.engine.run import warm_gang
 from sparkring.engine.run.past_cells import PastCells
 from sparkring.engine.run.questions import Questions
 from sparkring.engine.run.recorder import Recorder
-from sparkring.engine.run.spec import Outcome
+from sparkring.engine.run.spec import Outcome, seed_of
 from sparkring.engine.run.supervisor import LiveRun, Supervisor
 from sparkring.engine.run.warm_gang import WarmGang
 from sparkring.engine.stream.options import StreamOptions

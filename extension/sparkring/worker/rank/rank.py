@@ -21,7 +21,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from sparkring.capture.notebook_state import RankState
-from sparkring.data.petastorm import quiet
+from sparkring.compat import petastorm_warnings
 from sparkring.history import stacks
 from sparkring.runtime import report, resume_point, world
 from sparkring.runtime.interrupts import held_back
@@ -96,7 +96,7 @@ class Rank:
         report.connect(self.tell)
         displays.connect(self.tell)
         stdin.connect(self.tell, lambda: stdin.IN_ITEM if self.work is not None else "")
-        quiet.silence_when_imported()
+        petastorm_warnings.silence_when_imported()
         children.prepare_children(children.main_of_rank)
         libraries.prepare()
         task_context.provide(context)
