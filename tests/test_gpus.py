@@ -16,7 +16,7 @@ from sparkring.history.record import apply, replay
 CASES = """
 import json, os, sys
 from sparkring.errors import LaunchError
-from sparkring.launchers import default_at_once, gpus_in_use, local
+from sparkring.launchers import gpus_in_use, local
 from sparkring.worker.member import gpus
 
 def addresses(visible):
@@ -119,8 +119,8 @@ def test_shares(python):
     ]
     mixed = python(
         "[shares(1), shares(2), shares(5), shares(6), shares(1, 2), shares(3, 1, '0,2'), "
-        "local.pool_shares(2, 1, 1, '0'), local.pool_shares(3, 1, 0.5, '0'), default_at_once(1, 1, {}), "
-        "default_at_once(1, 2, {})]",
+        "local.pool_shares(2, 1, 1, '0'), local.pool_shares(3, 1, 0.5, '0'), local.default_at_once(1, 1, {}), "
+        "local.default_at_once(1, 2, {})]",
         FAKE_MIG="2-2-",
     )
     first, second = "GPU-1111-fake", "GPU-3333-fake"

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.plan import plan
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.history.events import ItemMeasured
 from sparkring.history.record import RunRecord
-from sparkring.launchers import ItemRoom
+from sparkring.launchers.base import ItemRoom
 from sparkring.runtime import limits
 from sparkring.worker.member import process
 
@@ -31,7 +32,7 @@ def of(*ranks: dict[str, Any], np: int = -4, items: int | None = 100, **room: An
         "cores": 8,
     }
     measured = [ItemMeasured(**{**usual, **rank}) for rank in ranks or ({},)]
-    return plan(RESULT, measured, ItemRoom(**room), items=items, np=np, wall_s=5.5)
+    return plan(RESULT, measured, ItemRoom(**room), items=items, options=ForeachOptions(np), wall_s=5.5)
 
 
 def test_cores_bind():

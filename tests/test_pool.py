@@ -540,15 +540,15 @@ def test_what_cannot_be_run():
         ((lambda: 1, [1]), "cannot be called with these arguments"),
     ]:
         with pytest.raises(OptionsError, match=what):
-            api.foreach(*arguments)
+            foreach_api.foreach(*arguments)
     with pytest.raises(OptionsError, match="number of items that run at once: -n -4 for processes here"):
-        api.foreach(len, [], np=0)
+        foreach_api.foreach(len, [], np=0)
     with pytest.raises(OptionsError, match="needs a --framework"):
-        api.foreach(len, [], np_each=2)
+        foreach_api.foreach(len, [], np_each=2)
     with pytest.raises(OptionsError, match="expected one of horovod, jax, plain"):
-        api.foreach(len, [], framework="barrier")
+        foreach_api.foreach(len, [], framework="barrier")
     with pytest.raises(OptionsError, match="takes a function, not int"):
-        api.foreach(1, [])
+        foreach_api.foreach(1, [])
 
 
 # ── What is kept ──────────────────────────────────────────────────────────────────────────────────────────────────────

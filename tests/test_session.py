@@ -16,14 +16,14 @@ from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.session import find_java, find_session
 from sparkring.cluster.slots import Slots
 from sparkring.errors import LaunchError
-from sparkring.launchers import every_slot, slots_table
+from sparkring.launchers import PLACES, slots_table
 from sparkring.launchers import spark as spark_launcher
 
 
 def refusals() -> list[str]:
     """Return the errors for two ranks, for a rank per slot, and for a session."""
     messages = []
-    for ask in (lambda: find_session(2, print), every_slot, sparkring.spark):
+    for ask in (lambda: find_session(2, print), PLACES["spark"].every_slot, sparkring.spark):
         with pytest.raises(LaunchError) as failure:
             ask()
         messages.append(str(failure.value))

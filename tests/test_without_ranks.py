@@ -36,7 +36,7 @@ class Launched(list[FakeLauncher]):
 def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     """Make the ranks on this machine threads of this process."""
     found = Launched()
-    monkeypatch.setattr("sparkring.launchers.LocalLauncher", found.launch)
+    monkeypatch.setattr("sparkring.launchers.local.LocalLauncher", found.launch)
     return found
 
 

@@ -18,7 +18,7 @@ PRELUDE = """
 import glob, json
 from sparkring.history import run_store as runs
 from sparkring.errors import SparkringError
-from sparkring.launchers import slots_table
+from sparkring.launchers import place_of, slots_table
 from sparkring.views.html import panel
 
 SEES = '''
@@ -156,7 +156,7 @@ def items(name, np, gpus, **options):
 items("two share one", -4, 0.5, env={"CUDA_VISIBLE_DEVICES": "3,1"})
 items("two for an item", -2, 2)
 items("planned", -1, 0.5, plan=True, env={"CUDA_VISIBLE_DEVICES": "2"})
-from sparkring.launchers import default_at_once
+from sparkring.launchers.local import default_at_once
 cores = len(os.sched_getaffinity(0))
 found["by default"] = [default_at_once(1, 4, {}), default_at_once(2, 1, {"CUDA_VISIBLE_DEVICES": "1"}),
                        default_at_once(1, 0.5, {"CUDA_VISIBLE_DEVICES": "1"}) == min(2, cores)]
@@ -376,7 +376,7 @@ from sparkring.launchers.base import LaunchRequest
 builds.builds = lambda: [builds.Build("torch", "9.1", "13.0"), builds.Build("tensorflow", "2.99", "12.4")]
 
 def notices(gpus=None, np=-2, framework="torch", **environment):
-    return preflight.notices([LaunchRequest(np, abs(np), environment, "cell", gpus)], framework)
+    return preflight.notices([LaunchRequest(place_of(np), abs(np), environment, "cell", gpus)], framework)
 
 horovod = builds.HorovodBuild("0.28.1", {"torch": "9.1"}, ("Gloo",), "", ("torch",))
 found["findings"] = gpus.judge(gpus.read(), builds.builds(), horovod)

@@ -62,5 +62,5 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, watch: Any) -> Runs:
     launched = Launched()
-    monkeypatch.setattr("sparkring.launchers.LocalLauncher", launched.launch)
+    monkeypatch.setattr("sparkring.launchers.local.LocalLauncher", launched.launch)
     return Runs(launched)

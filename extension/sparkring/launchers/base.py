@@ -1,9 +1,10 @@
-"""The interface of a launcher, which starts members and makes sure that they exit."""
+"""The interfaces of a place for ranks, and of its launchers, which start members and make sure that they exit."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkring.errors import LaunchError
@@ -13,8 +14,70 @@ if TYPE_CHECKING:
     from sparkring.cluster.partitions import Data
 
 
+class ItemRoom(NamedTuple):
+    """What limits the number of items on each host, apart from the host's memory and cores.
+
+    `hosts` is the number of hosts. `tasks` is the number of items for which a host has enough of Spark's task slots,
+    and `gpus` is the number for which it has enough GPUs; None means that there is no limit. `gpu_free` says how much
+    memory is free on each GPU.
+    """
+
+    hosts: int = 1
+    tasks: float | None = None
+    gpus: int | None = None
+    gpu_free: tuple[int, ...] = ()
+
+
+class Place(ABC):
+    """Where ranks can run. `np` and other options choose one place for a run, and nothing else depends on how.
+
+    Records keep its `name`; users read its `title`. If it is `here`, its processes run on this machine: they see the
+    notebook's files and GPUs, and nobody else takes their slots. `shares_gpus` says whether items can share a GPU.
+    """
+
+    name: str
+    title: str
+    here = False
+    shares_gpus = False
+
+    @abstractmethod
+    def launcher(self, request: LaunchRequest, say: Callable[[str], None], *, patient: bool = True) -> Launcher:
+        """Return a launcher for the request. Raise LaunchError if a launcher could not start the members.
+
+        `patient` says whether to wait if some of the place has just been lost.
+        """
+
+    @abstractmethod
+    def room(self, request: LaunchRequest) -> int:
+        """Return how many ranks there is room for, including running ones."""
+
+    @abstractmethod
+    def item_room(self, request: LaunchRequest, gpus_each: float | None) -> ItemRoom:
+        """Return the room for items that are launched like `request`, if each rank gets `gpus_each` GPUs."""
+
+    @abstractmethod
+    def gpus_of_a_rank(self, size: int, say: Callable[[str], None]) -> float:
+        """Return the number of GPUs that each of `size` ranks gets by default."""
+
+    @abstractmethod
+    def every_slot(self) -> int:
+        """Return the number of ranks for np=0: one for each slot. Raise SlotsError if there are none."""
+
+    @abstractmethod
+    def table(self) -> list[tuple[str, ...]]:
+        """Return rows for `%slots`: what there is, slots, busy slots and details. This starts nothing."""
+
+    def pool_requests(self, request: LaunchRequest, at_once: int, gpus: float | None) -> list[LaunchRequest]:
+        """Return a request for each of `at_once` slots of a pool, with `gpus` GPUs for each rank.
+
+        Raise LaunchError if there are too few GPUs.
+        """
+        whole = request if gpus is None else request._replace(gpus=math.ceil(gpus))
+        return [whole._replace(at_once=at_once)] * at_once
+
+
 class LaunchRequest(NamedTuple):
-    """What a launcher should start: `size` members, on this machine if `np` is negative, otherwise on Spark.
+    """What a launcher should start: `size` members in a place.
 
     gpus: the number of GPUs for each member; 0 hides all GPUs, None is the launcher's default.
     data: the DataFrame whose partitions the ranks read.
@@ -24,7 +87,7 @@ class LaunchRequest(NamedTuple):
         The members of a pool wait for free Spark slots, as long as it takes.
     """
 
-    np: int
+    place: Place
     size: int
     environment: dict[str, str]
     title: str

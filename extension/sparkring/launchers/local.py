@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,14 +16,64 @@ import sparkring
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
-from sparkring.launchers.base import Launcher
+from sparkring.launchers.base import ItemRoom, Launcher, LaunchRequest, Place
 from sparkring.launchers.spare import ForkedMember, Setting, SpareProcess, setting_of, spares
+from sparkring.runtime import limits
 from sparkring.runtime.world import gpu_environment, share_gpus
 from sparkring.wire.ticket import BOOT, Ticket
 from sparkring.worker.member import gpus as nvml
 from sparkring.worker.member import timeline
 from sparkring.worker.member.gpus import Gpu
 from sparkring.worker.member.process import kill_orphans
+
+
+class ThisMachine(Place):
+    """Processes on the driver's machine."""
+
+    name, title = "local", "this machine"
+    here = shares_gpus = True
+
+    def launcher(self, request: LaunchRequest, say: Callable[[str], None], *, patient: bool = True) -> Launcher:
+        return LocalLauncher(request.environment, request.size, request.gpus)
+
+    def room(self, request: LaunchRequest) -> int:
+        return request.size
+
+    def item_room(self, request: LaunchRequest, gpus_each: float | None) -> ItemRoom:
+        installed = nvml.find(visible_gpus(request.environment)) if gpus_each != 0 else []
+        free = tuple((gpu.used.total_bytes or 0) - (gpu.used.used_bytes or 0) for gpu in installed)
+        if not gpus_each:
+            return ItemRoom(gpu_free=free)
+        return ItemRoom(gpus=_room_on_gpus(installed, request.size, gpus_each), gpu_free=free)
+
+    def gpus_of_a_rank(self, size: int, say: Callable[[str], None]) -> float:
+        return float(bool(nvml.found(os.environ.get("CUDA_VISIBLE_DEVICES"))))
+
+    def every_slot(self) -> int:
+        return limits.cores()
+
+    def table(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [
+            ("this machine (n < 0)", counted(limits.cores(), "core"), "", f"load {os.getloadavg()[0]:.1f}")
+        ]
+        gpus = nvml.found(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if gpus:
+            busy = sum(bool(gpu.busy_percent) for gpu in gpus)
+            used = (str(gpu) + (f", {gpu.used_bytes / 1e9:.0f} GB used" if gpu.used_bytes else "") for gpu in gpus)
+            rows.append(("GPUs here (n < 0)", str(len(gpus)), str(busy), "; ".join(used)))
+        return rows
+
+    def pool_requests(self, request: LaunchRequest, at_once: int, gpus: float | None) -> list[LaunchRequest]:
+        share = max(1, limits.cores() // (at_once * request.size))  # Spark itself sets the variable for its tasks
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}
+        request = request._replace(environment={**threads, **request.environment})
+        if gpus is None:
+            return [request] * at_once
+        request = request._replace(gpus=math.ceil(gpus))
+        if gpus == 0:
+            return [request] * at_once
+        shares = pool_shares(at_once, request.size, gpus, visible_gpus(request.environment))
+        return [request._replace(environment={**request.environment, "CUDA_VISIBLE_DEVICES": own}) for own in shares]
 
 
 class LocalLauncher(Launcher):
@@ -155,6 +205,26 @@ def _start(environment: dict[str, str], ticket: Ticket) -> subprocess.Popen[byte
 def visible_gpus(environment: Mapping[str, str]) -> str | None:
     """Return the value of CUDA_VISIBLE_DEVICES for ranks with this environment; None if it is not set."""
     return {**os.environ, **environment}.get("CUDA_VISIBLE_DEVICES")
+
+
+def default_at_once(size: int, gpus_each: float | None, environment: Mapping[str, str]) -> int:
+    """Return how many items run at once on this machine by default: as many as it has cores and GPUs for.
+
+    Each item has `size` ranks, and each rank needs a core and `gpus_each` GPUs. `environment` holds the ranks'
+    variables.
+    """
+    size = max(1, size)  # not yet checked, and neither is `gpus_each`
+    by_cores = limits.cores() // size
+    if not gpus_each or not math.isfinite(gpus_each):
+        return max(1, by_cores)
+    return max(1, min(by_cores, _room_on_gpus(nvml.find(visible_gpus(environment)), size, gpus_each)))
+
+
+def _room_on_gpus(installed: Sequence[Gpu], size: int, gpus_each: float) -> int:
+    if gpus_each < 1:
+        return len(installed) * sharers(gpus_each)
+    # A process can use only one MIG instance.
+    return sum(gpus_each == 1 or not gpu.is_mig for gpu in installed) // (size * int(gpus_each))
 
 
 def pool_shares(slots: int, size: int, each: float, visible: str | None) -> list[str]:

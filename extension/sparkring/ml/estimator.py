@@ -21,6 +21,7 @@ from sparkring.engine.run.api import run_spec
 from sparkring.engine.run.options import Options, restarts
 from sparkring.engine.run.spec import Call, RunSpec
 from sparkring.engine.run.warm_gang import WarmGang
+from sparkring.launchers import place_of
 from sparkring.ml import keras, torch
 from sparkring.ml.frames import Rows, rows_of
 from sparkring.ml.model import Fitted, KerasModel, TorchModel
@@ -101,7 +102,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
                 directory = stack.enter_context(_unfinished(locate(checkpoint_dir), key))
                 tell(f"checkpoints of this fit: {directory}")
             gang = None if directory else stack.enter_context(_warm_gang(np))
-            if np > 0 and gang is None:
+            if gang is None and not place_of(np).here:
                 stack.enter_context(_room(np, context))
             options = Options(
                 np=np,

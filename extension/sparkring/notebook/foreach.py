@@ -183,7 +183,7 @@ def parse(line: str, fill_in: Callable[[str], str] = lambda options: options) ->
     Raise OptionsError if the line is not valid. `fill_in` replaces `{name}` and `$name` in the options, as IPython does
     for other magics. The clause stays as it is, because the clause is Python.
     """
-    from sparkring.launchers import default_at_once
+    from sparkring.launchers.local import default_at_once
 
     clause, rest = split(line)
     given = TABLE.parse(fill_in(rest))

@@ -24,7 +24,7 @@ def notices(launches: Iterable[LaunchRequest], framework: str) -> list[str]:
     asked = {
         (visible_gpus(launch.environment), launch.size * launch.gpus if launch.gpus else None)
         for launch in launches
-        if launch.np < 0 and launch.gpus != 0
+        if launch.place.here and launch.gpus != 0
     }
     used = {gpu.address for visible, most in asked for gpu in nvml.found(visible)[:most]}
     state = gpus.read(sorted(used), health=False) if used else None

@@ -18,7 +18,7 @@ from sparkring.engine.run.spec import Call
 from sparkring.engine.run.view import view_of
 from sparkring.errors import OptionsError
 from sparkring.history.view import Controls, View
-from sparkring.launchers import default_at_once
+from sparkring.launchers.local import default_at_once
 from sparkring.runtime.interrupts import Interrupts
 
 if TYPE_CHECKING:

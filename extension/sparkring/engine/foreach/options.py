@@ -58,7 +58,7 @@ def checked_foreach(who: str, options: ForeachOptions) -> ForeachOptions:
         raise OptionsError(f"{who}: --gpus {gpus:g} is neither a number of GPUs nor a fraction of one.")
     if 0 < gpus < 1 and options.each > 1:
         raise OptionsError(f"{who}: --gpus {gpus:g} with --np-each: the ranks of an item cannot share a GPU.")
-    if 0 < gpus < 1 and options.np > 0:
+    if 0 < gpus < 1 and not options.place.shares_gpus:
         raise OptionsError(f"{who}: Spark divides its GPUs itself: set spark.task.resource.gpu.amount={gpus:g}.")
     if options.plan and options.background:
         raise OptionsError(f"{who}: --plan runs one item and waits for it: leave --background out.")

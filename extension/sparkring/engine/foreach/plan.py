@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.history import describe
 from sparkring.history.events import ItemMeasured
-from sparkring.launchers import ItemRoom
+from sparkring.launchers.base import ItemRoom
 
 Binds = Literal["memory", "cores", "task slots", "GPUs", "GPU memory"]
 
@@ -182,11 +183,17 @@ class Plan:
 
 
 def plan(
-    result: ForeachResult, ranks: Sequence[ItemMeasured], room: ItemRoom, *, items: int | None, np: int, wall_s: float
+    result: ForeachResult,
+    ranks: Sequence[ItemMeasured],
+    room: ItemRoom,
+    *,
+    items: int | None,
+    options: ForeachOptions,
+    wall_s: float,
 ) -> Plan:
     """Return the plan that follows from the measurements of all ranks of the first item.
 
-    `items` is the total number of items, `np` the number that was given with -n, and `wall_s` the time until the first
+    `items` is the total number of items, `options` are those of the run, and `wall_s` the time until the first
     item has finished, including the start of its processes.
     """
     seconds = max(rank.seconds for rank in ranks)
@@ -209,10 +216,10 @@ def plan(
     batch_size = model.batch_size or KERAS_BATCH
     return Plan(
         items=items,
-        at_once=abs(np),
+        at_once=options.at_once,
         fits=max(1, round(fits)),
         binds=binds,
-        on_spark=np > 0,
+        on_spark=not options.place.here,
         hosts=room.hosts,
         seconds=seconds,
         start_s=max(0.0, wall_s - seconds),

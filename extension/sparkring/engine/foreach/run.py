@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -45,9 +44,9 @@ from sparkring.errors import ItemsFailed, OptionsError, RunFailed, SlotsError, S
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events
 from sparkring.history.view import View
-from sparkring.launchers import item_room, open_launcher, pool_requests, room
+from sparkring.launchers import open_launcher
 from sparkring.launchers.base import LaunchRequest
-from sparkring.runtime import limits, report
+from sparkring.runtime import report
 from sparkring.runtime.interrupts import Interrupts, interrupted
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import Here
@@ -171,18 +170,15 @@ def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
 
     On Spark, start a SparkSession if there is none. Raises LaunchError if the items could never run in Spark's tasks.
     """
-    environment, each = dict(options.env), options.each
-    if options.np < 0:  # Spark itself sets OMP_NUM_THREADS for its tasks
-        share = max(1, limits.cores() // (options.at_once * each))
-        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)), **environment}
-        launch = LaunchRequest(-each, each, environment, title)
-        return pool_requests(launch, options.at_once, options.gpus)
-    launch = LaunchRequest(each, each, environment, title, at_once=options.at_once)
-    launches = pool_requests(launch, options.at_once, options.gpus)
+    place = options.place
+    launch = LaunchRequest(place, options.each, dict(options.env), title)
+    launches = place.pool_requests(launch, options.at_once, options.gpus)
+    if place.here:
+        return launches
     try:
         open_launcher(launches[0], tell)
     except SlotsError:
-        if room(launches[0]):  # without executors, raise no error: the items wait for executors
+        if place.room(launches[0]):  # without executors, raise no error: the items wait for executors
             raise
     return launches
 
@@ -334,8 +330,9 @@ class ForeachRun:
             raise OptionsError("there are no items, so there is nothing to plan.")
         assert record.items is not None
         wall_s = record.items.ended[-1].ended - record.started
-        there = item_room(self.prepared.launches[0], options.gpus)
-        return plan(result, pool.measured, there, items=self.prepared.total, np=options.np, wall_s=wall_s)
+        launch = self.prepared.launches[0]
+        there = launch.place.item_room(launch, options.gpus)
+        return plan(result, pool.measured, there, items=self.prepared.total, options=options, wall_s=wall_s)
 
     def _pool(self) -> Pool:
         options, launches, recorder = self.prepared.options, self.prepared.launches, self.recorder
@@ -344,7 +341,7 @@ class ForeachRun:
             options.each,
             options.fresh_after,
             options.timeout_each_s,
-            queues=options.np > 0,
+            queues=not options.place.here,
             ahead=options.each == 1 and self.prepared.items.steering is None,
             folder=recorder.record.log_folder,
         )

@@ -38,6 +38,7 @@ from sparkring.engine.run.prepare import refuse_shared
 from sparkring.engine.run.spec import Call
 from sparkring.errors import DataError, OptionsError
 from sparkring.history import describe
+from sparkring.launchers import place_of
 from sparkring.runtime import limits
 from sparkring.runtime.storage import Location, root_for_ranks
 from sparkring.worker.member import gpus
@@ -392,16 +393,23 @@ def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun
 def _run_of(scoring: _Scoring, packed: Any, np: int, background: bool) -> tuple[ForeachRun, list[ModelProcess]]:
     unfinished, parts = scoring.destination.unfinished, parts_of(scoring.dataset)
     order = {"key": secrets.token_hex(8), "path": [], "environment": root_for_ranks(), "idle_s": IDLE_S}
-    if np < 0:
+    here = place_of(np).here
+    if here:
         order |= {"path": [os.path.abspath(entry) for entry in sys.path], "watch": os.getpid()}
     process = order, secrets.token_bytes(32), _written(packed, unfinished / MODEL)
     dataset, folder = replace(scoring.dataset, files=()), (unfinished / PARTS).written
     outputs, batch_size = scoring.scorer["outputs"], scoring.scorer["batch_size"]
     job = Job(dataset, scoring.used, scoring.kept, outputs, batch_size, folder, *process)
-    np = max(np, -len(parts)) if np < 0 else min(np, len(parts))
-    addresses = gpus.visible()[:-np] if np < 0 else []
-    each = 1 / math.ceil(-np / len(addresses)) if addresses else None  # spreads the ranks over all GPUs
-    options = ForeachOptions(np=np, fail_fast=True, background=background, checkpoint_dir=unfinished.written, gpus=each)
+    at_once = min(abs(np), len(parts))
+    addresses = gpus.visible()[:at_once] if here else []
+    each = 1 / math.ceil(at_once / len(addresses)) if addresses else None  # spreads the ranks over all GPUs
+    options = ForeachOptions(
+        np=-at_once if here else at_once,
+        fail_fast=True,
+        background=background,
+        checkpoint_dir=unfinished.written,
+        gpus=each,
+    )
     title = f"predict {scoring.dataset.name} with {scoring.model}"
     prepared = foreach_run.prepare(ForeachSpec(Call(job), parts, options, title=title, code=scoring.code))
     # The directory belongs to this run only, and is removed when the run has finished.
@@ -449,7 +457,7 @@ def _carried_out(scoring: _Scoring, run: ForeachRun, processes: Sequence[ModelPr
         f"The parts that are complete stay in {destination.unfinished.written}: the same call writes only the others."
     )
     try:
-        for process in processes if run.prepared.options.np < 0 else ():
+        for process in processes if run.prepared.options.place.here else ():
             process.start()
         carry_out_items(run)
     finally:

@@ -140,13 +140,13 @@ def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = Fal
     `count` is the number of ranks. But if `several` is set and each Spark task gets several GPUs, `count` is the total
     number of GPUs.
     """
-    from sparkring.launchers import gpus_of_a_rank
+    from sparkring.launchers import place_of
     from sparkring.runtime.kernel import tell
 
     np = -count if local_mode else count
     if not use_gpu:
         return Options(np=np, gpus=0), ""
-    each = gpus_of_a_rank(np, tell)
+    each = place_of(np).gpus_of_a_rank(abs(np), tell)
     if not each:
         why = "this machine has no GPUs" if local_mode else "Spark assigns no GPUs to its tasks"
         return Options(np=np), f"use_gpu=True, but {why}: the ranks run on CPUs"

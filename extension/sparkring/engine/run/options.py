@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
+
+if TYPE_CHECKING:
+    from sparkring.launchers.base import Place
 
 Logs = Literal["all", "rank0", "callbacks"]
 LOGS: tuple[Logs, ...] = ("all", "rank0", "callbacks")
@@ -28,6 +31,14 @@ class SharedOptions:
     background: bool = False
     checkpoint_dir: str = ""
     fresh: bool = False
+    place_name: str = ""  # '' means the place that `np` means
+
+    @property
+    def place(self) -> Place:
+        """Where the ranks run."""
+        from sparkring.launchers import place_of
+
+        return place_of(self.np, self.place_name)
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,7 @@ def checked(who: str, asked: Options, *, horovod: bool) -> Options:
         raise OptionsError(f"{who}: --fresh starts over, but --resume continues: choose one.")
     if asked.least and not asked.max_restarts:
         raise OptionsError(f"{who}: --min-np {asked.least} is for restarts: add --max-restarts 3, or --checkpoint-dir.")
-    if asked.least and asked.np < 0:
+    if asked.least and asked.place.here:
         raise OptionsError(
             f"{who}: --min-np {asked.least} is for Spark, which may lose slots: the ranks of -n {asked.np} are on this "
             "machine, and all of them are restarted. Leave --min-np out."
@@ -137,3 +148,10 @@ class GangOptions:
     idle_s: float
     env: tuple[tuple[str, str], ...]
     gpus: int | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where the ranks run."""
+        from sparkring.launchers import place_of
+
+        return place_of(self.np)

@@ -27,7 +27,7 @@ from sparkring.errors import CaptureError, CheckpointError, OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events, run_store
-from sparkring.launchers import every_slot, open_launcher
+from sparkring.launchers import open_launcher
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import locate, protocols, root_for_ranks
@@ -97,12 +97,12 @@ def prepare(spec: RunSpec) -> PreparedRun:
     validate(packed.values, packed.request.run.source, options.size)
     takes_every_slot = not options.np
     if takes_every_slot:
-        options = replace(options, np=every_slot())
+        options = replace(options, np=options.place.every_slot())
     size = options.size
     directory = _open_directory(options, size, packed)
     here = spec.framework != "barrier"
-    launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
-    if options.background or (options.survives and options.np > 0):
+    launch = LaunchRequest(options.place, size, dict(options.env), packed.title, options.gpus, packed.data, here)
+    if options.background or (options.survives and not options.place.here):
         # The run opens its own launchers. Open one here, too, so that errors are raised at once. This is the main
         # thread, where a new SparkSession can be made, and where an interrupt ends the wait for an executor.
         open_launcher(launch, tell)
@@ -135,7 +135,7 @@ def run_started(
     options: SharedOptions, title: str, code: str, size: int, framework: str, captured: tuple[events.CapturedName, ...]
 ) -> events.RunStarted:
     """Return the first event of the record of a run that begins now."""
-    kept, place = captured[: events.CAPTURED_KEPT], "local" if options.np < 0 else "spark"
+    kept, place = captured[: events.CAPTURED_KEPT], options.place.name
     directory = locate(options.checkpoint_dir).anchored().written if options.checkpoint_dir else ""
     started = events.RunStarted(time.time(), run_store.new_id(), title, code, size, place, framework, "all")
     return started._replace(checkpoint_dir=directory, captured=kept, versions=versions(), notify=options.notify)

@@ -21,7 +21,7 @@ from sparkring.history import describe, events
 from sparkring.history.describe import NoRestart
 from sparkring.history.events import Failure
 from sparkring.history.record import Attempt, Checkpoint, RunRecord
-from sparkring.launchers import open_launcher, room
+from sparkring.launchers import open_launcher
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.resume_point import Here
 
@@ -92,9 +92,8 @@ class Restarts:
     def _attempt(self, number: int, last: Last) -> Outcome:
         record = self.recorder.record
         here = Here(run_id=record.run_id) if self.directory is None else self.directory.here(record, last)
-        np = self._size if self.launch.np > 0 else -self._size
         try:
-            launch = self.launch._replace(np=np, size=self._size)
+            launch = self.launch._replace(size=self._size)
             launcher = open_launcher(launch, self.recorder.notice, patient=False)  # _wait_for_slots() has waited
         except LaunchError as error:
             return Outcome("not started", str(error), error=error)
@@ -157,7 +156,7 @@ class Restarts:
 
         def enough() -> bool:
             nonlocal there, told
-            there, waited_s = room(self.launch), time.monotonic() - began
+            there, waited_s = self.launch.place.room(self.launch), time.monotonic() - began
             if there >= most or (there >= least and waited_s > SHRINK_AFTER_S):
                 return True
             if waited_s > SAY_AFTER_S and not told:
@@ -190,7 +189,7 @@ class Restarts:
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
-            if room(self.launch) <= self._size:
+            if self.launch.place.room(self.launch) <= self._size:
                 self._room_since = 0.0
             elif not self._room_since:
                 self._room_since = time.time()

@@ -27,7 +27,7 @@ from sparkring.gangs.gang import Gang
 from sparkring.history import describe, events
 from sparkring.history.events import Event
 from sparkring.history.record import RunRecord, replay
-from sparkring.launchers import open_launcher
+from sparkring.launchers import open_launcher, place_of
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.fair_lock import FairLock
 from sparkring.runtime.interrupts import Interrupts, held_back, interrupted
@@ -73,7 +73,7 @@ class WarmGang:
 
     @property
     def where(self) -> str:
-        return _where(self.wanted.np)
+        return self.wanted.place.name
 
     @property
     def lost(self) -> bool:
@@ -87,8 +87,7 @@ class WarmGang:
 
     def describe(self) -> str:
         """Describe the gang, as in `warm gang of 4 ranks on this machine`."""
-        place = "this machine" if self.where == "local" else "Spark"
-        return f"warm gang of {describe.counted(self.gang.size, 'rank')} on {place}"
+        return f"warm gang of {describe.counted(self.gang.size, 'rank')} on {self.wanted.place.title}"
 
     @contextlib.contextmanager
     def take(self, recorder: Recorder | None = None, given_up: Callable[[], object] = lambda: False) -> Iterator[Gang]:
@@ -265,7 +264,7 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
         raise OptionsError(f"a {there.describe()} is already up: %gang stop ends it.")
     size = abs(wanted.np)
     title = f"warm gang of {size}"
-    request = LaunchRequest(wanted.np, size, dict(wanted.env), title, wanted.gpus, persistent=True)
+    request = LaunchRequest(wanted.place, size, dict(wanted.env), title, wanted.gpus, persistent=True)
     launcher = open_launcher(request, say)
     for notice in preflight.notices([request], wanted.framework):
         say(notice)
@@ -361,8 +360,4 @@ def _stop(found: list[WarmGang]) -> None:
 
 
 def _at(np: int) -> WarmGang | None:
-    return next((gang for gang in _gangs if gang.where == _where(np)), None)
-
-
-def _where(np: int) -> str:
-    return "local" if np < 0 else "spark"
+    return next((gang for gang in _gangs if gang.wanted.place is place_of(np)), None)

@@ -1,0 +1,77 @@
+"""Spark's task slots as a place for ranks. Its launcher, which needs pyspark, is imported when it is first used."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+from sparkring.errors import SlotsError
+from sparkring.launchers.base import ItemRoom, Launcher, LaunchRequest, Place
+
+
+class SparkTasks(Place):
+    """The tasks of the notebook's SparkSession."""
+
+    name, title = "spark", "Spark"
+
+    def launcher(self, request: LaunchRequest, say: Callable[[str], None], *, patient: bool = True) -> Launcher:
+        from sparkring.cluster.session import find_session
+        from sparkring.launchers.spark import SparkLauncher
+
+        if request.data is not None:
+            return SparkLauncher(request.data.session(), request, say if patient else None)
+        session = find_session(request.size * max(1, request.at_once), say, here=request.here)
+        return SparkLauncher(session, request, say if patient else None)
+
+    def room(self, request: LaunchRequest) -> int:
+        from sparkring.cluster.slots import current_slots
+
+        slots = current_slots()
+        return 0 if slots is None else slots.total
+
+    def item_room(self, request: LaunchRequest, gpus_each: float | None) -> ItemRoom:
+        """Return the room on the current executors.
+
+        GPUs that Spark assigns are not a separate limit, because the number of task slots already depends on them.
+        """
+        from sparkring.cluster.slots import current_slots
+
+        slots = current_slots()
+        if slots is None:
+            return ItemRoom()
+        hosts = max(1, len(slots.executor_hosts))
+        return ItemRoom(hosts, slots.total / hosts / request.size)
+
+    def gpus_of_a_rank(self, size: int, say: Callable[[str], None]) -> float:
+        from sparkring.cluster.session import find_session
+        from sparkring.cluster.slots import gpus_per
+
+        return gpus_per(find_session(size, say).sparkContext, "task")
+
+    def every_slot(self) -> int:
+        from sparkring.cluster.session import find_session
+        from sparkring.cluster.slots import slots
+
+        all_slots = slots(find_session(0, print).sparkContext)
+        if all_slots.total == 0:
+            raise SlotsError(f"-n 0 uses every task slot, but there are none ({all_slots.master}): add executors.")
+        return all_slots.total
+
+    def table(self) -> list[tuple[str, ...]]:
+        spark = "Spark (n > 0)"
+        if importlib.util.find_spec("pyspark") is None:
+            return [(spark, "", "", "pyspark is not installed: `pip install 'sparkring[spark]'`")]
+        from sparkring.cluster.session import only_connect
+        from sparkring.cluster.slots import current_slots
+
+        connect = only_connect()
+        if connect:
+            return [(spark, "", "", connect)]
+        slots = current_slots()
+        if slots is None:
+            return [(spark, "", "", "no SparkSession; -n 2 starts a local one")]
+        hosts = ", ".join(sorted(set(slots.hosts)))
+        details = f"{slots.master} on {hosts}" + "".join(f"; {holder}" for holder in slots.holders)
+        if slots.gpus_per_task:
+            details += f"; GPUs: {slots.gpus_per_task:g} per task, {slots.gpus_per_executor:g} per executor"
+        return [(spark, str(slots.total), str(slots.busy), details)]
