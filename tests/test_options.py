@@ -64,7 +64,7 @@ def test_lines(line, expected):
         ("--checkpoint-dir dbfs:/x", Options(checkpoint_dir="dbfs:/x", max_restarts=3)),
         ("--checkpoint-dir '/a b' --max-restarts 0", Options(checkpoint_dir="/a b")),
         ("--max-restarts 5", Options(max_restarts=5)),
-        ("-n 4 --min-np 2 --max-restarts 1", Options(np=4, least=2, max_restarts=1)),
+        ("-n 4 --min-np 2 --max-restarts 1", Options(np=4, min_np=2, max_restarts=1)),
         ("--checkpoint-dir /x --fresh", Options(checkpoint_dir="/x", max_restarts=3, fresh=True)),
         ("--checkpoint-dir /x --resume", Options(checkpoint_dir="/x", max_restarts=3, resume=True)),
     ],
@@ -395,7 +395,7 @@ def test_gang_completions(line, expected):
             "x",
             "y",
             ForeachOptions(
-                -1, each=2, framework="torch", env=(("A", "1"),), push=("a", "b"), name="my run", background=True
+                -1, np_each=2, framework="torch", env=(("A", "1"),), push=("a", "b"), name="my run", background=True
             ),
         ),
     ],

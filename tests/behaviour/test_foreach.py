@@ -453,7 +453,7 @@ def test_rings(pools, spares):
         float(total), os.getpid(), bool(drawn == torch.rand(()))
         """,
         1,
-        each=2,
+        np_each=2,
         framework="torch",
     )
     assert list(result.table.state) == ["finished", "finished", "pruned", "finished"]

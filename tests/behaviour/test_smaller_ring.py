@@ -69,7 +69,7 @@ def test_a_worker_is_killed_and_another_one_comes(driver, brittle_cluster, tmp_p
         def done():
             return os.path.exists({str(tmp_path / "done")!r})
 
-        options = Options(np=4, checkpoint_dir={str(tmp_path / "run")!r}, max_restarts=1, least=2)
+        options = Options(np=4, checkpoint_dir={str(tmp_path / "run")!r}, max_restarts=1, min_np=2)
         found = run_spec(RunSpec(Cell({CELL!r}, {{"done": done}}), options, "plain", "test"), Telling())
         for size, step, total in found.values:
             print("VALUE", size, total == step * (step + 1) // 2)

@@ -107,7 +107,7 @@ TABLE = OptionsTable(
         action="store_true",
         help="use the results in --checkpoint-dir even if the code has changed since they were kept",
     ),
-    Option("--np-each", type=positive_count, default=1, metavar="R", dest="each", help="run each item on R ranks"),
+    Option("--np-each", type=positive_count, default=1, metavar="R", help="run each item on R ranks"),
     Option(
         "--framework", choices=_FRAMEWORKS, default="plain", help="the framework that connects the ranks of an item"
     ),
@@ -193,7 +193,7 @@ def parse(line: str, fill_in: Callable[[str], str] = lambda options: options) ->
     dry_run = given.pop("dry_run")
     env = tuple(given["env"] or ())
     if given["np"] is None:
-        given["np"] = -default_at_once(given["each"], given["gpus"], dict(env))
+        given["np"] = -default_at_once(given["np_each"], given["gpus"], dict(env))
     options = ForeachOptions(**given | {"fresh_after": fresh_after, "push": flattened(given["push"]), "env": env})
     return clause, checked_foreach("%%foreach", options), dry_run
 

@@ -107,7 +107,6 @@ _OPTIONS = (
         "--min-np",
         type=positive_count,
         metavar="K",
-        dest="least",
         default=0,
         help="if Spark has lost slots, continue with at least K ranks, and with all ranks once the slots are back",
     ),

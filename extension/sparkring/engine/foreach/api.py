@@ -128,7 +128,7 @@ def foreach(
     check_framework("foreach", framework)
     options = ForeachOptions(
         np=-default_at_once(np_each, gpus, env or {}) if np is None else whole(np),
-        each=np_each,
+        np_each=np_each,
         framework=framework,
         timeout_each_s=timeout_each_s,
         retries=retries,

@@ -14,7 +14,7 @@ class ForeachOptions(SharedOptions):
     """How to run independent items. Options that are not described here have the same meanings as in Options.
 
     If `np` is negative, at most -np items run at once, in processes on this machine. If `np` is positive, at most np
-    items run at once, in Spark tasks. Each item runs on `each` ranks, which `framework` connects. `retries` is how
+    items run at once, in Spark tasks. Each item runs on `np_each` ranks, which `framework` connects. `retries` is how
     often a failed item is tried again; None means once if its process died, and never after an exception. A process
     runs at most `fresh_after` items; None means no limit. Each rank gets `gpus` GPUs; if that is a fraction, items
     share a GPU. The random numbers of an item depend on `seed` and on the item's number. Results are kept in
@@ -22,7 +22,7 @@ class ForeachOptions(SharedOptions):
     results that other code has left there count, too. With `plan`, only the first item runs, and is measured.
     """
 
-    each: int = 1
+    np_each: int = 1
     framework: str = "plain"
     timeout_each_s: float | None = None
     retries: int | None = None
@@ -45,10 +45,12 @@ def checked_foreach(who: str, options: ForeachOptions) -> ForeachOptions:
         raise OptionsError(
             f"{who} needs the number of items that run at once: -n -4 for processes here, -n 4 for Spark tasks."
         )
-    check_least(who, 1, np_each=options.each, fresh_after=options.fresh_after)
+    check_least(who, 1, np_each=options.np_each, fresh_after=options.fresh_after)
     check_least(who, 0, retries=options.retries, timeout_each=options.timeout_each_s)
-    if options.each > 1 and options.framework == "plain":
-        raise OptionsError(f"{who}: --np-each {options.each} needs a --framework that connects the ranks of an item.")
+    if options.np_each > 1 and options.framework == "plain":
+        raise OptionsError(
+            f"{who}: --np-each {options.np_each} needs a --framework that connects the ranks of an item."
+        )
     if (options.fresh or options.keep_results) and not options.checkpoint_dir:
         raise OptionsError(f"{who}: --{'fresh' if options.fresh else 'keep-results'} needs a --checkpoint-dir.")
     if options.fresh and options.keep_results:
@@ -56,7 +58,7 @@ def checked_foreach(who: str, options: ForeachOptions) -> ForeachOptions:
     gpus = options.gpus or 0
     if not (math.isfinite(gpus) and gpus >= 0) or (gpus > 1 and gpus != int(gpus)):
         raise OptionsError(f"{who}: --gpus {gpus:g} is neither a number of GPUs nor a fraction of one.")
-    if 0 < gpus < 1 and options.each > 1:
+    if 0 < gpus < 1 and options.np_each > 1:
         raise OptionsError(f"{who}: --gpus {gpus:g} with --np-each: the ranks of an item cannot share a GPU.")
     if 0 < gpus < 1 and not options.place.shares_gpus:
         raise OptionsError(f"{who}: Spark divides its GPUs itself: set spark.task.resource.gpu.amount={gpus:g}.")

@@ -117,7 +117,7 @@ def prepare(spec: ForeachSpec) -> Prepared:
         spec = spec._replace(iterable=items_of(spec.iterable))
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
     title, code = options.name or spec.title or packed.title, packed.code if spec.code is None else spec.code
-    size = (1 if options.plan else options.at_once) * options.each
+    size = (1 if options.plan else options.at_once) * options.np_each
     started = run_started(options, title, code, size, options.framework, packed.captured)
     kept = _kept(packed, options)
     total = packed.items.total
@@ -160,7 +160,7 @@ def _kept(packed: _Packed, options: ForeachOptions) -> Kept | None:
     from sparkring.engine.foreach.kept import Kept  # imports NumPy
 
     fresh, keep = options.fresh or options.plan, options.keep_results
-    kept = Kept(options.checkpoint_dir, packed.meaning, options.each, fresh=fresh, keep=keep)
+    kept = Kept(options.checkpoint_dir, packed.meaning, options.np_each, fresh=fresh, keep=keep)
     packed.items.key_of = kept.key_of
     return kept
 
@@ -171,7 +171,7 @@ def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
     On Spark, start a SparkSession if there is none. Raises LaunchError if the items could never run in Spark's tasks.
     """
     place = options.place
-    launch = LaunchRequest(place, options.each, dict(options.env), title)
+    launch = LaunchRequest(place, options.np_each, dict(options.env), title)
     launches = place.pool_requests(launch, options.at_once, options.gpus)
     if place.here:
         return launches
@@ -202,12 +202,12 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
     options, namespace = spec.options, cell.namespace
     assert spec.targets is not None
     # If scripts depend on the item, it is not yet known which names they bind, so errors are raised later, per item.
-    run_options = Options(-options.each, push=options.push, dry_run=cell.scripts_of is not None)
+    run_options = Options(-options.np_each, push=options.push, dry_run=cell.scripts_of is not None)
     run_spec = RunSpec(cell, run_options, options.framework, bound=spec.targets.names)
     captured = capture_cell(run_spec, cell, numbered=True)
-    validate(((name.name, namespace.get(name.name)) for name in captured.names), cell.source, options.each)
+    validate(((name.name, namespace.get(name.name)) for name in captured.names), cell.source, options.np_each)
     needed = {name.name: namespace.get(name.name) for name in captured.names if name.required}
-    refuse_lone(needed, options.framework, options.each)
+    refuse_lone(needed, options.framework, options.np_each)
     work = messages.Work(
         "cell",
         cell.source,
@@ -338,11 +338,11 @@ class ForeachRun:
         options, launches, recorder = self.prepared.options, self.prepared.launches, self.recorder
         settings = SlotSettings(
             lambda slot: open_launcher(launches[slot], recorder.notice, patient=False),
-            options.each,
+            options.np_each,
             options.fresh_after,
             options.timeout_each_s,
             queues=not options.place.here,
-            ahead=options.each == 1 and self.prepared.items.steering is None,
+            ahead=options.np_each == 1 and self.prepared.items.steering is None,
             folder=recorder.record.log_folder,
         )
         return Pool(

@@ -169,7 +169,7 @@ def run(
         timeout_s=timeout_s,
         checkpoint_dir=directory,
         max_restarts=restarts(max_restarts, directory),
-        least=min_np,
+        min_np=min_np,
         fresh=fresh,
         resume=resume,
         background=background,

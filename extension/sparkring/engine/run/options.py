@@ -51,7 +51,7 @@ class Options(SharedOptions):
     `checkpoint_dir`: the directory of checkpoints. The run continues from the last checkpoint, unless `fresh` is set.
     With `resume`, the run continues even if the cell or what it uses has changed.
     `max_restarts`: how often all ranks may be restarted after a rank is lost.
-    `least`: the minimum number of ranks for a restart; 0 means as many as at the first start.
+    `min_np`: the minimum number of ranks for a restart; 0 means as many as at the first start.
     `background`: the notebook does not wait for the run.
     `notify`: the browser shows a notification if the run ends while the user looks at something else.
     `independent`: each rank is meant to train alone, so the run does not say that the ranks have exchanged nothing.
@@ -66,7 +66,7 @@ class Options(SharedOptions):
     stall_s: float = 30.0
     data: str = ""
     max_restarts: int = 0
-    least: int = 0
+    min_np: int = 0
     resume: bool = False
     timeline: bool = False
     independent: bool = False
@@ -92,7 +92,7 @@ def checked(who: str, asked: Options, *, horovod: bool) -> Options:
 
     `horovod` says whether the run starts ranks with Horovod. Only such a run can record a timeline.
     """
-    check_least(who, 0, timeout=asked.timeout_s, gpus=asked.gpus, max_restarts=asked.max_restarts, min_np=asked.least)
+    check_least(who, 0, timeout=asked.timeout_s, gpus=asked.gpus, max_restarts=asked.max_restarts, min_np=asked.min_np)
     if asked.timeline and not horovod:
         raise OptionsError(f"{who}: --timeline is for Horovod only and needs new ranks: use %%horovod --timeline.")
     if (asked.fresh or asked.resume) and not asked.checkpoint_dir:
@@ -101,16 +101,18 @@ def checked(who: str, asked: Options, *, horovod: bool) -> Options:
         raise OptionsError(f"{who}: --dry-run starts nothing, but --background starts a run: choose one.")
     if asked.fresh and asked.resume:
         raise OptionsError(f"{who}: --fresh starts over, but --resume continues: choose one.")
-    if asked.least and not asked.max_restarts:
-        raise OptionsError(f"{who}: --min-np {asked.least} is for restarts: add --max-restarts 3, or --checkpoint-dir.")
-    if asked.least and asked.place.here:
+    if asked.min_np and not asked.max_restarts:
         raise OptionsError(
-            f"{who}: --min-np {asked.least} is for Spark, which may lose slots: the ranks of -n {asked.np} are on this "
-            "machine, and all of them are restarted. Leave --min-np out."
+            f"{who}: --min-np {asked.min_np} is for restarts: add --max-restarts 3, or --checkpoint-dir."
         )
-    if asked.least > asked.size > 0:
-        raise OptionsError(f"{who}: --min-np {asked.least} is more than the {asked.size} ranks of -n {asked.np}.")
-    if asked.least and asked.data:
+    if asked.min_np and asked.place.here:
+        raise OptionsError(
+            f"{who}: --min-np {asked.min_np} is for Spark, which may lose slots: the ranks of -n {asked.np} are on "
+            "this machine, and all of them are restarted. Leave --min-np out."
+        )
+    if asked.min_np > asked.size > 0:
+        raise OptionsError(f"{who}: --min-np {asked.min_np} is more than the {asked.size} ranks of -n {asked.np}.")
+    if asked.min_np and asked.data:
         raise OptionsError(f"{who}: --min-np and --data cannot be combined: each partition needs a rank.")
     return asked
 

@@ -151,7 +151,7 @@ class Restarts:
         Return None if there are enough slots. If there are still too few at the time `until`, or if the user interrupts
         the run, return the run's outcome.
         """
-        most, least = self.launch.size, self.options.least or self.launch.size
+        most, least = self.launch.size, self.options.min_np or self.launch.size
         began, there, told = time.monotonic(), 0, False
 
         def enough() -> bool:
