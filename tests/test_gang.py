@@ -121,7 +121,7 @@ def test_a_connection_that_breaks_off(watch):
         execution = gang.submit(CELL)
         events_until(lambda: ended(execution), gang)
         assert execution.failures[1].cause == "lost"
-        assert execution.failures[1].summary == "lost: its connection was lost (the member on host is gone)"
+        assert execution.failures[1].summary == "lost on host: the connection to its process broke"
 
 
 @pytest.mark.parametrize(

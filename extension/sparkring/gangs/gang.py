@@ -389,7 +389,7 @@ class Gang:
         if world.rank in self._members.exited:
             return []  # its Exited message came first
         reason = None if self._stopping else self.launcher.problem(LOST_WAIT_S)
-        summary = f"lost: {how} (the member on {world.node} is gone)"
+        summary = f"lost on {world.node}: {how}"
         return self._exited(world.rank, Failure("lost", summary, advice=str(reason or "")))
 
     def _watch(self) -> list[Event]:
@@ -409,7 +409,7 @@ class Gang:
         for member, silent_s in self._members.silences().items():
             # While a member is passing a large payload on to its rank, it cannot send a Beat, so silence is normal.
             if silent_s > SILENT_LIMIT_S and not self._outbox.sends_to(member):
-                found += self._lost(member, f"no message from the member for {silent_s:.0f} s")
+                found += self._lost(member, f"no message from its process for {silent_s:.0f} s")
         return found
 
     def _watch_launch(self, now: float) -> None:

@@ -108,7 +108,7 @@ class Inbox:
         except ProtocolError as error:
             end = f"a message from the member cannot be read: {error}"
         except ChannelClosed:
-            end = "its connection was lost"
+            end = "the connection to its process broke"
         if member >= 0:
             self._put(Arrival(member, None, end))
 
