@@ -177,7 +177,7 @@ def test_a_silent_member_is_given_up(watch, monkeypatch):
     with running(lambda rank: rank.interrupted.wait(60), 1) as gang:
         execution = gang.submit(CELL)
         events_until(lambda: ended(execution), gang)
-        assert "no message from the member for" in execution.failures[0].summary
+        assert "no message from its process for" in execution.failures[0].summary
 
 
 def test_members_that_do_not_come(watch, monkeypatch):
