@@ -402,7 +402,7 @@ def test_gang_completions(line, expected):
 )
 def test_foreach_lines(line, targets, items, expected, monkeypatch):
     """The clause has Python's syntax. After a whole clause, options begin at the first word that can be one."""
-    monkeypatch.setattr("sparkring.launchers.limits.cores", lambda: 3)
+    monkeypatch.setattr("sparkring.launchers.local.limits.cores", lambda: 3)
     clause, options, _ = foreach.parse(line)
     assert (clause.targets, clause.items) == (targets, items)
     assert options == expected
