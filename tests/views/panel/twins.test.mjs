@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { Filter, Lines } from "../../../extension/sparkring/views/panel/src/lines.js";
-import { duration, number, percent, rankNumbers, size } from "../../../extension/sparkring/views/panel/src/words.js";
+import * as words from "../../../extension/sparkring/views/panel/src/words.js";
 
 const read = (name) => JSON.parse(readFileSync(new URL(`../${name}`, import.meta.url), "utf8"));
 
@@ -17,29 +17,20 @@ function folded(lines) {
   });
   found.settle();
   while (!filter.done) filter.work();
-  return filter.found.map((line) => [rankNumbers(found.ranksOf(line)), found.at(line).text]);
+  return filter.found.map((line) => [words.rankNumbers(found.ranksOf(line)), found.at(line).text]);
 }
 
 for (const { what, lines, folded: wanted } of read("folding.json")) {
   test(`folding: ${what}`, () => assert.deepEqual(folded(lines), wanted));
 }
 
-test("durations", () => {
-  for (const [seconds, words] of read("words.json").duration) assert.equal(duration(seconds), words);
-});
+const known = { nan: NaN, inf: Infinity, "-inf": -Infinity };
+const revived = (value) => (Array.isArray(value) ? value.map(revived) : known[value] ?? value);
+const WRITE = { ...words, rank_numbers: words.rankNumbers, counted: (given) => words.counted(...given),
+  numbers: (values) => values.map(words.numbers(values)) };
 
-test("values", () => {
-  for (const [value, words] of read("words.json").number) assert.equal(number(value), words);
-});
-
-test("percentages", () => {
-  for (const [fraction, words] of read("words.json").percent) assert.equal(percent(fraction), words);
-});
-
-test("sizes", () => {
-  for (const [value, words] of read("words.json").size) assert.equal(size(value), words);
-});
-
-test("ranks", () => {
-  for (const [ranks, words] of read("words.json").ranks) assert.equal(rankNumbers(ranks), words);
-});
+for (const [name, cases] of Object.entries(read("words.json"))) {
+  test(`words: ${name}`, () => {
+    for (const [value, text] of cases) assert.deepEqual(WRITE[name](revived(value)), text, `${value}`);
+  });
+}

@@ -14,12 +14,17 @@ CODE_CHARACTERS = 100  # a line of code that a sentence quotes is cut to this le
 
 
 def duration(seconds: float) -> str:
-    """Return a span of time in words: 40 ms, 3.2 s (3 s if `seconds` is an int), 3 min 12 s, 2 h 05 min."""
-    if seconds < 0.0995 and isinstance(seconds, float):
-        return f"{max(1, round(seconds * 1000))} ms"
-    if seconds < 9.95 and isinstance(seconds, float):
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
+    """Return a span of time in words: 40 ms, 3.2 s (3 s if `seconds` is an int), 3 min 12 s, 2 h 05 min.
+
+    Return `0 s` for a negative span, and '' for one that is not finite.
+    """
+    if not math.isfinite(seconds):
+        return ""
+    if isinstance(seconds, float) and 0 < seconds < 9.95:
+        if seconds < 0.001:
+            return "< 1 ms"
+        return f"{round(seconds * 1000)} ms" if seconds < 0.0995 else f"{seconds:.1f} s"
+    whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
@@ -29,6 +34,8 @@ def duration(seconds: float) -> str:
 
 def ago(seconds: float) -> str:
     """Say how long ago something was: `just now`, `12 s ago`, `3 min ago`, `5 h ago`, `12 days ago`."""
+    if not math.isfinite(seconds):
+        return ""
     if seconds < 1:
         return "just now"
     if seconds < 60:
@@ -41,10 +48,10 @@ def ago(seconds: float) -> str:
 
 
 def size(size_bytes: float | None) -> str:
-    """Return a number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB; '' for None."""
-    if size_bytes is None:
+    """Return a number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB; '' if it is not known."""
+    if size_bytes is None or not math.isfinite(size_bytes):
         return ""
-    if size_bytes < 1000:
+    if size_bytes < 999.5:
         return f"{size_bytes:.0f} B"
     for unit in ("kB", "MB", "GB", "TB"):
         size_bytes /= 1000
@@ -55,14 +62,21 @@ def size(size_bytes: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """Return a metric's value with at most four significant digits."""
-    if value == 0 or 1e-4 <= abs(value) < 1e6:
+    """Return a metric's value with at most four significant digits: `0.0312`, `123457`, `1.23e+06`, `nan`, `-inf`."""
+    if value == 0:
+        return "0"
+    if 1e-4 <= abs(value) < 1e6:
         return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
     return f"{value:.3g}"
 
 
 def percent(fraction: float) -> str:
-    """Return a completed fraction: `34 %`. It is rounded down, so that 100 % means that nothing is left."""
+    """Return a completed fraction: `34 %`; '' if it is not finite.
+
+    It is rounded down, so that 100 % means that nothing is left.
+    """
+    if not math.isfinite(fraction):
+        return ""
     return f"{math.floor(100 * fraction + 1e-6)} %"
 
 
@@ -73,7 +87,7 @@ def numbers(values: Sequence[float]) -> Callable[[float], str]:
     """
     plain_ones = all(value == 0 or 1e-3 <= abs(value) < 100 for value in values)
     if plain_ones and not all(value == int(value) for value in values):
-        return lambda value: f"{value:.4f}"
+        return lambda value: f"{value + 0.0:.4f}"  # -0.0 + 0.0 is 0.0
     return number
 
 

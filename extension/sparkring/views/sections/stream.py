@@ -49,7 +49,7 @@ def _split(found: StreamRecord) -> str:
     assert last is not None
     recent = describe.mean_parts_s(found.recent)
     rows = [
-        (name, *(_time(each) for each in times), share)
+        (name, *(duration(float(each)) for each in times), share)
         for name, *times, share in zip(PARTS, parts_s(last), recent, describe.shares(found), strict=True)
     ]
     average = f"mean of {counted(len(found.recent), 'batch')}"
@@ -93,7 +93,7 @@ def _last(record: RunRecord, found: StreamRecord) -> str:
             f"{each.batch_id:,}",
             f"{each.rows:,}",
             f"{each.how}, saved" if each.saved else each.how,
-            *map(_time, parts_s(each)),
+            *(duration(float(seconds)) for seconds in parts_s(each)),
             *(["" if each.backlog_rows is None else f"{each.backlog_rows:,}"] if backlog else []),
             duration(int(each.time - record.started)),
         )
@@ -101,7 +101,3 @@ def _last(record: RunRecord, found: StreamRecord) -> str:
     ]
     headers = ("batch", "rows", "", *PARTS, *(["backlog"] if backlog else []), "after")
     return details(f"The last {counted(len(shown), 'batch')}", bare_table(headers, rows))
-
-
-def _time(seconds: float) -> str:
-    return duration(float(seconds)) if seconds >= 0.0005 else "0" if not seconds else "< 1 ms"

@@ -3,7 +3,7 @@
 import uPlot from "uplot";
 import { background, button, choice, download, make, put, toggle } from "./elements.js";
 import { axesOf, csv, isPositive, laid, placed, plotted, RANK_COLOURS, readings, SMOOTHING } from "./series.js";
-import { duration, number } from "./words.js";
+import { number, ticking } from "./words.js";
 
 const LEAST_WIDTH = 320, LEAST_HEIGHT = 160, MOST_HEIGHT = 260; // px; the width is also in panel.css
 const GREEN = "#23935a", RED = "#dd4a45"; // as in markup.py
@@ -181,7 +181,7 @@ class Chart {
     return {
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
       axes: [
-        { ...axis, values: write(byTime ? duration : number), incrs: byTime ? TIMES : WHOLE, grid: { show: false }, size: 18, gap: 4,
+        { ...axis, values: write(byTime ? ticking : number), incrs: byTime ? TIMES : WHOLE, grid: { show: false }, size: 18, gap: 4,
           space: byTime ? 80 : 60, label: byTime ? "time since the start" : this.view.axisName, labelSize: 14, labelGap: 0, labelFont: FONT },
         { ...axis, values: write(number), grid: { stroke: "#8883", width: 1 }, size: 52, gap: 4, space: 28 },
       ],

@@ -187,14 +187,10 @@ export class ItemsView {
 function cell(row, column, now) {
   const found = value(row, column, now);
   const text = found === undefined || found === null ? "" : isMetric(column) ? number(found) : column === "state" ? `${SIGNS[found]} ${found}`
-    : column === "took" ? seconds(found) : String(found);
+    : column === "took" ? duration(found) : String(found);
   return make("span", { role: "gridcell", class: isRight(column) ? "sr-n" : "" }, text);
 }
 
 function isRight(column) {
   return RIGHT.has(column) || isMetric(column);
-}
-
-function seconds(found) {
-  return found < 10 ? `${found.toFixed(found < 0.1 ? 3 : 1)} s` : duration(found);
 }

@@ -13,7 +13,7 @@ import { Overview } from "./overview.js";
 import { RankView } from "./ranks.js";
 import { SearchView } from "./searchview.js";
 import { StreamView } from "./streamview.js";
-import { duration, percent } from "./words.js";
+import { percent, ticking } from "./words.js";
 
 export const KERNEL_GONE = "ended with the kernel";
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
@@ -239,7 +239,7 @@ export class Panel {
     this.state.className = `sr-state ${LOOKS[state.state] ?? `sr-${state.state}`}`;
     put(this.title, state.title);
     this.root.setAttribute("aria-label", `Distributed run: ${state.title} (${this.run.id})`); // unique, because screen readers list the regions of a page
-    put(this.facts, [...state.facts, over ? state.took : duration(now - state.started)].join(" · "));
+    put(this.facts, [...state.facts, over ? state.took : ticking(now - state.started)].join(" · "));
     this.allow.hidden = !mayAsk(state);
     this.stop.hidden = over || !stops;
     this.stop.disabled = stopping;

@@ -3,7 +3,7 @@
 import { drawing, make, put, toggle } from "./elements.js";
 import { RANK_COLOURS } from "./series.js";
 import { FIGURES, HEIGHT, WIDTH, counted } from "./usage.js";
-import { duration, number, percent, rankNumbers, size } from "./words.js";
+import { number, percent, rankNumbers, size, ticking } from "./words.js";
 
 const SILENT_S = 5, ALL_SILENT_S = 30;
 const MOST_NAMED = 8;
@@ -13,7 +13,7 @@ const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed",
                       s: "stopped", i: "not taking part" };
 // The values that the colour of the squares can show, with the functions that write them as text.
 const HEATS = { state: null, progress: percent, "steps/s": (value) => `${number(value)} steps/s`,
-                silence: (value) => duration(value), CPU: (value) => `${value} %`, memory: size, "waits for data": (value) => `${value} %` };
+                silence: ticking, CPU: (value) => `${value} %`, memory: size, "waits for data": (value) => `${value} %` };
 
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -92,7 +92,7 @@ export class RankView {
     const step = ranks.step[rank], epoch = ranks.epoch[rank], rate = ranks.rate[rank], done = letter === "f" ? 1 : ranks.done[rank];
     const host = ranks.hosts[ranks.host[rank]], gpu = ranks.gpu[rank] ?? "";
     const waiting = usage.waiting[rank] ?? null, waits = waiting === null ? "" : `waits for data ${waiting} %`;
-    const { noun } = this.panel.run.state, speed = rate == null ? "" : `${number(rate)} ${noun === "batch" ? "batches" : "steps"}/s`, quiet = silence === null ? "" : duration(silence);
+    const { noun } = this.panel.run.state, speed = rate == null ? "" : `${number(rate)} ${noun === "batch" ? "batches" : "steps"}/s`, quiet = silence === null ? "" : ticking(silence);
     const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${(behind || usage.starves.includes(rank)) && !silent ? " sr-slow" : ""}`;
     const title = [`rank ${rank} ${STATE_WORDS[letter]}`, host, ranks.pid[rank] && `process ${ranks.pid[rank]}`, usage.words(rank), gpu,
       epoch != null && `epoch ${epoch}`, step != null && `${noun} ${step}`, done != null && `${percent(done)} of the run`, speed,

@@ -11,7 +11,7 @@ import { KERNEL_GONE, Panel } from "./panel.js";
 import { joined } from "./series.js";
 import { Stream } from "./stream.js";
 import { Usage } from "./usage.js";
-import { duration } from "./words.js";
+import { ticking } from "./words.js";
 
 const KEPT_CHARACTERS = 48e6; // the page keeps at most this many characters of all runs; dropped lines are in the log files
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
@@ -88,7 +88,7 @@ class Run {
     const { state } = this;
     if (!state || state.ended) return;
     const ended = this.last - this.offset, clock = new Date(1000 * this.last).toTimeString().slice(0, 8);
-    this.state = { ...state, state: KERNEL_GONE, ended, took: `${duration(ended - state.started)} · as of ${clock}`,
+    this.state = { ...state, state: KERNEL_GONE, ended, took: `${ticking(ended - state.started)} · as of ${clock}`,
                    left: "", waiting: "", ranks: { ...state.ranks, state: state.ranks.state.replace(/[.r]/g, "s") } };
     this.settle(0);
     for (const panel of this.panels.values()) panel.scheduleState();

@@ -1,6 +1,6 @@
 // Prepares the curves of views/charts.py for uPlot, and computes the values at the cursor and the CSV text.
 
-import { duration, number } from "./words.js";
+import { number, ticking } from "./words.js";
 
 // The same colours as markup.RANK_COLOURS, and as .sr-c0 … in panel.css.
 export const RANK_COLOURS = ["#2f80d0", "#23935a", "#b97a10", "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32"];
@@ -43,7 +43,7 @@ export function axesOf({ axis, axes, charts }) {
 
 // Return a position in words, such as "step 61", "61 steps in total" or "1 min 01 s".
 export function placed(axis, x) {
-  return axis === "time" ? duration(x) : ["step", "epoch", "batch"].includes(axis) ? `${axis} ${number(x)}` : `${number(x)} ${axis}`;
+  return axis === "time" ? ticking(x) : ["step", "epoch", "batch"].includes(axis) ? `${axis} ${number(x)}` : `${number(x)} ${axis}`;
 }
 
 // Return a chart with its positions on `axis`. Steps that a restart has undone become positions of the same axis, and

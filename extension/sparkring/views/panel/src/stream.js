@@ -44,10 +44,3 @@ export function told(batch, write) {
   return [[`batch ${batch.batch.toLocaleString("en")}${how}`, batch.rows.toLocaleString("en") + (batch.rows === 1 ? " row" : " rows")],
     ...PARTS.map((name, at) => [name, write(batch.times[at])]), ["together", write(total)], ...(batch.saved ? [["saved", "✓"]] : [])];
 }
-
-// Return a time in words: "0", "3 ms", "2.1 s".
-export function seconds(time) {
-  if (!time) return "0";
-  if (time < 0.0995) return time < 0.0005 ? "< 1 ms" : `${Math.max(1, Math.round(1000 * time))} ms`;
-  return time < 9.95 ? `${time.toFixed(1)} s` : `${Math.round(time).toLocaleString("en")} s`;
-}

@@ -3,8 +3,8 @@
 import uPlot from "uplot";
 import { ChartsView, FONT } from "./charts.js";
 import { make, put, toggle } from "./elements.js";
-import { PARTS, PART_COLOURS, seconds, span, stacked, told } from "./stream.js";
-import { duration } from "./words.js";
+import { PARTS, PART_COLOURS, span, stacked, told } from "./stream.js";
+import { ago, duration } from "./words.js";
 
 const RED = "#dd4a45"; // as in markup.py
 const LEAST_HEIGHT = 140, MOST_HEIGHT = 260; // px
@@ -61,7 +61,7 @@ export class StreamView {
 
   drawFigures({ figures, last }, state) {
     const now = this.panel.now(), running = !(state?.ended > 0);
-    const shown = last && running ? [...figures, ["last batch", now - last < 2 ? "just now" : `${duration(now - last)} ago`]] : figures;
+    const shown = last && running ? [...figures, ["last batch", ago(now - last)]] : figures;
     const signature = JSON.stringify(shown);
     if (signature === this.figured) return;
     this.figured = signature;
@@ -103,7 +103,7 @@ export class StreamView {
       put(this.toggles[at], `${name} ${shares[at]}`);
       this.toggles[at].setAttribute("aria-pressed", String(shown.has(name)));
       this.split.children[at].style.width = `${(100 * parts[at]) / whole}%`;
-      this.split.children[at].title = `${name}: ${seconds(parts[at])} in all batches`;
+      this.split.children[at].title = `${name}: ${duration(parts[at])} in all batches`;
     });
     this.split.setAttribute("aria-label", `The whole time: ${PARTS.map((name, at) => `${name} ${shares[at]}`).join(", ")}`);
   }
@@ -143,7 +143,7 @@ export class StreamView {
     const { idx, left } = this.plot?.cursor ?? {}, batch = idx == null ? null : this.batches[idx];
     this.reading.hidden = !batch || left < 0 || !(this.pointed || document.activeElement === this.bars);
     if (this.reading.hidden) return;
-    const [title, ...rows] = told(batch, seconds);
+    const [title, ...rows] = told(batch, duration);
     this.reading.replaceChildren(...title.map((text) => make("b", {}, text)), ...rows.flat().map((text) => make("span", {}, text)));
     this.reading.style.gridTemplateColumns = "auto auto";
     const width = this.plot.over.clientWidth;

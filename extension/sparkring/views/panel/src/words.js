@@ -1,45 +1,106 @@
-// Turns numbers into text, as history/describe does. tests/views/words.json has test cases for both.
+// Turns numbers into text, as history/describe/text.py does. tests/views/words.json has test cases for both.
 
+const two = (number) => String(number).padStart(2, "0");
+
+// Return a number as `write` does, but round a tie to the even digit, as Python does and browsers do not. `digits` is the number
+// of decimals in the text; if it is negative, digits before the point are rounded, too.
+function even(value, digits, write) {
+  const size = Math.abs(value), unit = 10 ** Math.max(0, -digits);
+  const isTie = digits < 0 ? size % unit === unit / 2 : (size * 2 ** (digits + 1)) % 2 === 1;
+  if (!isTie) return write(value);
+  return [1 - Number.EPSILON, 1 + Number.EPSILON].map((factor) => write(value * factor)).find((text) => /^[^e]*[02468](e|$)/.test(text));
+}
+
+// Return a number with so many decimals, as Python's format(value, ".2f") does.
+function fixed(value, decimals) {
+  return even(value, decimals, (each) => each.toFixed(decimals));
+}
+
+// Return a number with so many significant digits, as Python's format(value, ".4g") does.
+function significant(value, digits) {
+  const power = Number(value.toExponential(digits - 1).split("e")[1]);
+  const [mantissa, exponent] = even(value, digits - 1 - power, (each) => each.toExponential(digits - 1)).split("e");
+  if (exponent >= -4 && exponent < digits) return String(Number(`${mantissa}e${exponent}`));
+  return `${mantissa.replace(/\.?0+$/, "")}e${exponent.replace(/^(.)(\d)$/, "$10$2")}`;
+}
+
+// Return a span of time: 40 ms, 3.2 s, 3 min 12 s, 2 h 05 min.
 export function duration(seconds) {
-  const whole = Math.max(0, Math.floor(seconds));
-  if (whole < 60) return `${whole} s`;
-  const two = (number) => String(number).padStart(2, "0");
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
-  return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+  if (!Number.isFinite(seconds)) return "";
+  if (seconds > 0 && seconds < 9.95) {
+    if (seconds < 0.001) return "< 1 ms";
+    return seconds < 0.0995 ? `${fixed(seconds * 1000, 0)} ms` : `${fixed(seconds, 1)} s`;
+  }
+  return ticking(Number(fixed(seconds, 0)));
+}
+
+// Return a span of time without fractions of a second, such as 3 s. Texts that tick use this.
+export function ticking(seconds) {
+  const all = Math.max(0, Math.floor(seconds));
+  if (all < 60) return `${all} s`;
+  if (all < 3600) return `${Math.floor(all / 60)} min ${two(all % 60)} s`;
+  return `${Math.floor(all / 3600)} h ${two(Math.floor((all % 3600) / 60))} min`;
+}
+
+// Say how long ago something was.
+export function ago(seconds) {
+  if (!Number.isFinite(seconds)) return "";
+  if (seconds < 1) return "just now";
+  const [, unit, name] = [[60, 1, "s"], [3600, 60, "min"], [48 * 3600, 3600, "h"], [Infinity, 86400, "days"]].find(([end]) => seconds < end);
+  return `${count(Math.floor(seconds / unit))} ${name} ago`;
 }
 
 // Return the time since the start of a run as it is shown beside pictures: 1:02, 1:01:02.
 export function clock(seconds) {
-  const whole = Math.max(0, Math.floor(seconds)), two = (number) => String(number).padStart(2, "0");
+  const whole = Math.max(0, Math.floor(seconds));
   const minutes = `${Math.floor(whole / 60) % 60}`;
   return whole < 3600 ? `${minutes}:${two(whole % 60)}` : `${Math.floor(whole / 3600)}:${minutes.padStart(2, "0")}:${two(whole % 60)}`;
 }
 
-// Return a metric's value as text. Values from 0.0001 to 10000 are rounded to four significant digits, and values up to
-// a million to integers. Smaller and larger values have an exponent and three significant digits.
+// Return a metric's value with at most four significant digits.
 export function number(value) {
   const size = Math.abs(value);
-  if (value === 0 || (size >= 1e-4 && size < 1e6)) return size < 1e4 ? String(Number(value.toPrecision(4))) : value.toFixed(0);
-  const rounded = Number(value.toPrecision(3));
-  if (Math.abs(rounded) === 1e-4) return String(rounded);
-  return rounded.toExponential().replace(/e([+-])(\d)$/, "e$10$2");
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
+  if (value === 0) return "0";
+  if (size < 1e-4 || size >= 1e6) return significant(value, 3);
+  return size < 9999.5 ? significant(value, 4) : fixed(value, 0);
+}
+
+// Return the function that writes the numbers in a column: number(), or one that writes four decimals.
+export function numbers(values) {
+  const isPlain = values.every((value) => value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 100));
+  return isPlain && !values.every(Number.isInteger) ? (value) => fixed(value, 4) : number;
 }
 
 // Return a completed fraction of the run as text. It is rounded down, so that 100 % means that nothing is left.
 export function percent(fraction) {
-  return `${Math.floor(100 * fraction + 1e-6)} %`;
+  return Number.isFinite(fraction) ? `${Math.floor(100 * fraction + 1e-6)} %` : "";
 }
 
-// Return a number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB.
+// Return a number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB; "" if it is not known.
 export function size(bytes) {
-  if (bytes < 1000) return `${bytes} B`;
+  if (bytes == null || !Number.isFinite(bytes)) return "";
+  if (bytes < 999.5) return `${fixed(bytes, 0)} B`;
   const units = ["kB", "MB", "GB", "TB"];
   let at = 0, value = bytes / 1000;
   while (value >= 999.5 && at < 3) {
     value /= 1000;
     at += 1;
   }
-  return `${value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0)} ${units[at]}`;
+  return `${fixed(value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0)} ${units[at]}`;
+}
+
+export function count(value) {
+  return value.toLocaleString("en");
+}
+
+// Return a count with its noun: 1 line, 4,812 lines, 12 batches.
+export function counted(value, noun) {
+  return `${count(value)} ${value === 1 ? noun : plural(noun)}`;
+}
+
+export function plural(noun) {
+  return `${noun}${noun.endsWith("tch") ? "es" : "s"}`;
 }
 
 // Return the numbers of ranks as text, such as "0–3, 7". Three or more consecutive numbers become a range.
@@ -56,7 +117,6 @@ export function rankNumbers(ranks) {
 // Return the time since the run began, such as "1:02.4".
 export function elapsed(seconds) {
   const tenths = Math.max(0, Math.round(10 * seconds)), whole = Math.floor(tenths / 10);
-  const two = (number) => String(number).padStart(2, "0");
   const hours = Math.floor(whole / 3600), minutes = Math.floor((whole % 3600) / 60);
   return `${hours ? `${hours}:${two(minutes)}` : minutes}:${two(whole % 60)}.${tenths % 10}`;
 }
