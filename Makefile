@@ -133,6 +133,7 @@ check: $(PACKAGES_INSTALLED)
 
 .PHONY: check-panel
 check-panel: $(PANEL_PACKAGES)
+	@$(BIN)/python -m sparkring.views.page_constants
 	@npm --prefix $(PANEL) run --silent check
 	@npm --prefix $(PANEL) run --silent test
 

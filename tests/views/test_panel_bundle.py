@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkring.views import panel
+from sparkring.views import page_constants, panel
 from sparkring.views.markup import RANK_COLOURS
 
 HERE = Path(panel.__file__).parent
@@ -27,10 +27,12 @@ def test_the_bundle_was_made_of_these_sources(bundle):
     assert told == digest.hexdigest(), "run `make panel`, and commit what it writes"
 
 
+def test_the_page_knows_the_descriptions_of_python():
+    text = page_constants.PATH.read_text("utf-8")
+    assert text == page_constants.script(), "run `make panel`, and commit what it writes"
+
+
 def test_a_rank_has_one_colour_everywhere():
-    drawn = re.search(r"RANK_COLOURS = \[(.*)\]", (HERE / "src" / "series.js").read_text("utf-8"))
-    assert drawn
-    assert tuple(re.findall(r"#\w+", drawn[1])) == RANK_COLOURS
     written = re.findall(r"\.sr-c(\d) \{ --sr-c: (#\w+); \}", (HERE / "src" / "panel.css").read_text("utf-8"))
     assert written == [(str(at), colour) for at, colour in enumerate(RANK_COLOURS)]
 

@@ -132,8 +132,6 @@ def test_times_of_the_parts():
     record = streamed(range(3)).stream
     assert record is not None
     assert describe.parts_s(record) == pytest.approx((0.15, 0.15, 0.9, 0.3, 1.5))
-    assert describe.mean_parts_s(record.recent) == pytest.approx((0.05, 0.05, 0.3, 0.1, 0.5))
-    assert describe.mean_parts_s(()) == (0, 0, 0, 0, 0)
     assert describe.shares(record) == ["5 %", "5 %", "30 %", "10 %", "50 %"]
     assert describe.charted(record) == describe.PARTS
     waiting = streamed(range(3), waiting_s=20.0, reading_s=0.001).stream
@@ -150,7 +148,7 @@ def test_the_page_is_told_of_each_batch_once():
 
     (first,) = told(streamed(range(3)), 104.0)
     assert [row[0] for row in first["rows"]] == [0, 1, 2]
-    assert first["rows"][0] == [0, 100, "trained", [0.05, 0.05, 0.3, 0.1, 0.5], False, 1.0]
+    assert first["rows"][0] == (0, 100, "trained", 0.05, 0.05, 0.3, 0.1, 0.5, 1.0, False, None, 1.0)
     assert first["end"] == 3
     record = streamed(range(3), *batch(3), *batch(4, "empty"))
     (then,) = told(record, 110.0)

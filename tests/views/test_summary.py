@@ -15,6 +15,7 @@ from sparkring.history.events import (
     SourceLine,
     StackTaken,
 )
+from sparkring.views.description import Column, writer
 
 CODE = "%%horovod -n -4\nimport time\ndef train(x):\n    y = x + 1\n    raise ValueError(x)\n\ntrain(3)\n"
 TRACEBACK = (
@@ -35,12 +36,14 @@ def test_the_page_has_the_same_words():
     write = {
         "ticking": describe.duration,
         "numbers": lambda values: [*map(describe.numbers([*map(float, values)]), map(float, values))],
+        "cells": lambda kind, cell: writer(Column("", "", kind, signs={"failed": "✗"}), [cell])(cell),
         "counted": lambda given: describe.counted(*given),
     }
     for name, cases in same.items():
         worded = write.get(name) or getattr(describe, name)
-        for value, words in cases:
-            assert worded(float(value) if isinstance(value, str) else value) == words, (name, value)
+        for *given, words in cases:
+            value = [float(each) if name != "cells" and isinstance(each, str) else each for each in given]
+            assert worded(*value) == words, (name, given)
 
 
 def test_ranks_in_words():

@@ -20,6 +20,7 @@ from sparkring.history.curves import Curve, Mark
 from sparkring.history.describe import dotted, number
 from sparkring.runtime.packages import command
 from sparkring.views.charts import COLOURS, best_words, has_band, means, words
+from sparkring.views.description import Bars
 from sparkring.views.markup import GREEN, GREY, RANK_COLOURS, RED, text, tint
 
 if TYPE_CHECKING:
@@ -172,6 +173,26 @@ def many_curves(axes: Axes, found: Sequence[Sequence[tuple[float, float]]], look
         dot: dict[str, Any] = {} if curve[1:] else {"marker": "o", "markersize": 2.5}
         axes.plot(*zip(*curve, strict=True), **look, **dot) if curve else None
     ticked(axes)
+
+
+def stacked_bars(axes: Axes, bars: Bars) -> None:
+    """Draw the parts of the bars that are shown, one above the other."""
+    table = bars.table
+    names, places = table.column(table.columns[0].name), range(len(table.rows))
+    bottoms = [0.0] * len(places)
+    for part in bars.parts:
+        if part.shown:
+            heights = table.column(part.name)
+            axes.bar(places, heights, width=0.8, bottom=bottoms, color=part.colour, linewidth=0)
+            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    column, marked = bars.marked
+    for at, cell in enumerate(table.column(column)):
+        if cell == marked:
+            axes.axvspan(at - 0.4, at + 0.4, ymax=0.03, color=RED, linewidth=0)
+    axes.set_xlim(-0.8, max(len(places), bars.slots) - 0.2)
+    ticked(axes)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{names[round(x)]}" if 0 <= round(x) < len(places) else "")
+    axes.set_xlabel(table.columns[0].title, labelpad=1)
 
 
 def ticked(axes: Axes) -> None:

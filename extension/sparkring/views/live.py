@@ -17,9 +17,9 @@ A message is a dict of JSON values with the `run` and a `kind`:
     usage     the resources that each rank uses, and the percentage of the time that it waits for data. For each rank
               with new samples, `samples` has a row for each Sample, with the time in seconds since the run began
     search    the metric, the parameters and their importance, if the items are the trials of a search
-    stream    the figures of a stream, the seconds that all batches together have spent in each of the `parts`, and the
-              parts that the chart shows at first. `rows` has a row for each new batch. Its columns are the FIELDS of
-              panel/src/stream.js. `end` is the number of batches so far; the page keeps the last `kept` of them
+    stream    the section `stream` as its module describes it. A number in `figures` is the time of a Moment. A row of
+              `parts` says whether the chart shows the part at first, its share of the time, and its seconds in all.
+              `rows` has a row for each new batch. `end` counts all batches; the page keeps the last `kept` of them
     items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
               panel/src/items.js
 
@@ -36,14 +36,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkring.history import describe, item_records, lines, metrics, progress, reading, stream_records
-from sparkring.history.events import BatchEnded, Displayed
+from sparkring.history.events import Displayed
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.progress import Lag, Pace
 from sparkring.history.record import LogLine, RankRecord, RunRecord, Sample
+from sparkring.history.stream_records import StreamRecord
 from sparkring.views import displays
 from sparkring.views.charts import charts, since
+from sparkring.views.description import Moment
 from sparkring.views.markup import log_text
-from sparkring.views.sections import Form, checkpoints, code, failure, ranks, restarts, shards, timeline
+from sparkring.views.sections import Form, checkpoints, code, failure, ranks, restarts, shards, stream, timeline
 from sparkring.views.sections import metrics as measured
 
 Message = dict[str, Any]
@@ -97,7 +99,6 @@ class Feed:
         self._displays_sent: set[str] = set()
         self._search: Message = {}
         self._stream: Message = {}
-        self._batches_ended = 0
         self._items_ended = 0
         self._items_running: tuple[ItemRecord, ...] = ()
         self._sections_due = 0.0
@@ -182,13 +183,11 @@ class Feed:
     def _new_batches(self, record: RunRecord) -> list[Message]:
         if record.stream is None:
             return []
-        told = stream_message(record)
-        if told == self._stream:
+        message = stream_message(record.stream, record, self._stream.get("end", 0))
+        if message == {**self._stream, "rows": []}:
             return []
-        new = min(told["end"] - self._batches_ended, len(record.stream.recent))
-        self._stream, self._batches_ended = told, told["end"]
-        batches = record.stream.recent[len(record.stream.recent) - new :]
-        return [{**told, "rows": [_batch(each, record.started) for each in batches]}]
+        self._stream = message
+        return [message]
 
     def _new_items(self, record: RunRecord) -> list[Message]:
         if record.items is None:
@@ -288,27 +287,21 @@ def search_message(record: RunRecord) -> Message:
 # ── Streams ───────────────────────────────────────────────────────────────────
 
 
-def stream_message(record: RunRecord) -> Message:
-    """Return the figures of a stream, without the rows of its batches."""
-    found = record.stream
-    assert found is not None
+def stream_message(found: StreamRecord, record: RunRecord, known: int) -> Message:
+    """Return the figures of a stream, and the rows of its batches except the first `known` ones."""
+    end = found.batches + found.replayed + found.passed_over + found.empty
+    tab = stream.described_tab(found, record, end - known)
+    bars = tab.bars
     return {
         "kind": "stream",
-        "facts": lines.plain(describe.stream_facts(record)),
-        "figures": describe.stream_figures(record),
-        "last": found.last.time if found.last else 0,
-        "parts": [round(time, 3) for time in describe.parts_s(found)],
-        "shares": describe.shares(found),
-        "charted": describe.charted(found),
-        "end": found.batches + found.replayed + found.passed_over + found.empty,
+        "facts": lines.plain(tab.facts),
+        "figures": [(name, value.time if isinstance(value, Moment) else value) for name, value in tab.figures],
+        "parts": [(each.shown, each.share, round(each.all_s, 3)) for each in bars.parts] if bars else [],
+        "legend": bars.legend if bars else "",
+        "end": end,
         "kept": stream_records.RECENT,
+        "rows": bars.table.rows if bars else [],
     }
-
-
-def _batch(found: BatchEnded, began: float) -> list[Any]:
-    """Return the row of a batch: the FIELDS of panel/src/stream.js."""
-    times = [float(f"{time:.4g}") for time in describe.parts_s(found)]
-    return [found.batch_id, found.rows, found.how, times, found.saved, round(found.time - began, 2)]
 
 
 # ── State ─────────────────────────────────────────────────────────────────────

@@ -10,11 +10,13 @@ from sparkring.history.describe import size
 from sparkring.history.events import CapturedName
 from sparkring.history.lines import plain
 from sparkring.runtime.kernel import in_notebook, write
+from sparkring.views.description import RIGHT, Table, expanded, writer
 from sparkring.views.markup import enclosed, note, text, warning
 
 _ONE = r"[\d.,]+( [a-zA-Z%]{1,3}( \d+ [a-z]{1,3})?)?"
 _AMOUNT = re.compile(rf"{_ONE}(–{_ONE})?")
 CELL_CHARACTERS = 300  # longer content is cut
+METRICS_SHOWN = 4
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
@@ -84,7 +86,25 @@ def titled_html(
 def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
     """Return `rows` as an HTML table without styles, which enclosed() adds later. `note` is the caption."""
     cells = [[_cell(value) for value in row] for row in rows]
-    marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in _numeric(cells, len(headers))]
+    return _table(headers, cells, _numeric(cells, len(headers)), note)
+
+
+def described(table: Table, note: str = "", *, numbers: int = METRICS_SHOWN) -> str:
+    """Return a described table like bare_table(), with at most `numbers` columns of metrics; '' if it has no rows."""
+    if not table.rows:
+        return ""
+    shown = expanded(table, numbers)
+    columns = []
+    for at, column in enumerate(shown.columns):
+        cells = [row[at] for row in shown.rows]
+        most = column.most or CELL_CHARACTERS
+        columns.append([_cell(written, most) for written in map(writer(column, cells), cells)])
+    right = [column.kind in RIGHT for column in shown.columns]
+    return _table([column.title for column in shown.columns], list(zip(*columns, strict=True)), right, note)
+
+
+def _table(headers: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool], note: str) -> str:
+    marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in right]
 
     def line(tag: str, row: Sequence[str]) -> str:
         # An empty cell of the header line becomes a <td>, since it does not name its column.
@@ -96,9 +116,9 @@ def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str 
     return f'<table class="sr-table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _cell(value: str) -> str:
+def _cell(value: str, most: int = CELL_CHARACTERS) -> str:
     shown = " ".join(plain(part) for part in value.splitlines())
-    return shown if len(shown) <= CELL_CHARACTERS else shown[: CELL_CHARACTERS - 1] + "…"
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def _numeric(rows: Sequence[Sequence[str]], columns: int) -> list[bool]:

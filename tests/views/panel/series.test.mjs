@@ -2,7 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { axesOf, csv, isPositive, itemCharts, joined, laid, placed, plotted, RANK_COLOURS, readings, smoothed } from "../../../extension/sparkring/views/panel/src/series.js";
+import { axesOf, csv, isPositive, itemCharts, joined, laid, placed, plotted, readings, smoothed } from "../../../extension/sparkring/views/panel/src/series.js";
+import { RANK_COLOURS } from "../../../extension/sparkring/views/panel/src/constants.js";
 
 // A restart has undone step 3 of the first attempt, so step 3 was reached twice.
 const TOLD = { axis: "step", axes: { epoch: [0, 0.5] }, charts: [] };

@@ -27,10 +27,13 @@ for (const { what, lines, folded: wanted } of read("folding.json")) {
 const known = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 const revived = (value) => (Array.isArray(value) ? value.map(revived) : known[value] ?? value);
 const WRITE = { ...words, rank_numbers: words.rankNumbers, counted: (given) => words.counted(...given),
-  numbers: (values) => values.map(words.numbers(values)) };
+  cells: (kind, cell) => words.writer({ kind, signs: { failed: "✗" } }, [cell])(cell), numbers: (values) => values.map(words.numbers(values)) };
 
 for (const [name, cases] of Object.entries(read("words.json"))) {
   test(`words: ${name}`, () => {
-    for (const [value, text] of cases) assert.deepEqual(WRITE[name](revived(value)), text, `${value}`);
+    for (const given of cases) {
+      const values = name === "cells" ? given : revived(given.slice(0, -1)), text = given.at(-1);
+      assert.deepEqual(WRITE[name](...values), text, JSON.stringify(given));
+    }
   });
 }

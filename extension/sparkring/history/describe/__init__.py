@@ -56,7 +56,6 @@ from sparkring.history.describe.standings import stacks_table as stacks_table
 from sparkring.history.describe.streams import PARTS as PARTS
 from sparkring.history.describe.streams import charted as charted
 from sparkring.history.describe.streams import continued as continued
-from sparkring.history.describe.streams import mean_parts_s as mean_parts_s
 from sparkring.history.describe.streams import parts_s as parts_s
 from sparkring.history.describe.streams import saved_after as saved_after
 from sparkring.history.describe.streams import shares as shares

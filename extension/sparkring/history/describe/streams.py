@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 from sparkring.history.describe.text import counted, dotted, duration
 from sparkring.history.events import BatchEnded
@@ -131,12 +130,6 @@ def other_endings(found: StreamRecord) -> list[tuple[str, int]]:
 def parts_s(timed: BatchEnded | StreamRecord) -> tuple[float, ...]:
     """Return the seconds of each of the PARTS, for a batch or for all batches of a stream."""
     return timed.moving_s, timed.reading_s, timed.training_s, timed.saving_s, timed.waiting_s
-
-
-def mean_parts_s(batches: Sequence[BatchEnded]) -> tuple[float, ...]:
-    """Return the mean of parts_s() over some batches; zeros if there are none."""
-    columns = zip(*map(parts_s, batches), strict=True)
-    return tuple(sum(column) / len(batches) for column in columns) or (0.0,) * len(PARTS)
 
 
 def charted(found: StreamRecord) -> tuple[str, ...]:

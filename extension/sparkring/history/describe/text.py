@@ -20,7 +20,7 @@ def duration(seconds: float) -> str:
     """
     if not math.isfinite(seconds):
         return ""
-    if isinstance(seconds, float) and 0 < seconds < 9.95:
+    if 0 < seconds < 9.95 and isinstance(seconds, float):
         if seconds < 0.001:
             return "< 1 ms"
         return f"{round(seconds * 1000)} ms" if seconds < 0.0995 else f"{seconds:.1f} s"

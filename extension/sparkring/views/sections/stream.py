@@ -1,26 +1,69 @@
-"""The section on a stream: its figures, the seconds per batch as a table, and a picture of the last batches."""
+"""The section on a stream: its figures, and the seconds that each of the last batches took."""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from sparkring.history import describe
-from sparkring.history.describe import PARTS, counted, duration, parts_s
+from sparkring.history.describe import PARTS, counted, duration
+from sparkring.history.events import BatchEnded
 from sparkring.history.record import RunRecord
-from sparkring.history.stream_records import StreamRecord
-from sparkring.views.figure import Drawing, figure, pictures, ticked
-from sparkring.views.markup import AMBER, BLUE, GREEN, RED, details, note, paragraph, tint
+from sparkring.history.stream_records import RECENT, StreamRecord
+from sparkring.views.description import Bars, Cell, Column, Figures, Moment, Part, Table
+from sparkring.views.figure import Drawing, figure, pictures, stacked_bars
+from sparkring.views.markup import AMBER, BLUE, GREEN, details, note, paragraph, tint
 from sparkring.views.sections import Form
-from sparkring.views.tables import bare_table
+from sparkring.views.tables import bare_table, described
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-# The colours of the parts. panel/src/stream.js has the same.
 COLOURS = dict(zip(PARTS, (BLUE, "#9262d6", GREEN, AMBER, "#9aa0a6"), strict=True))
-FEWEST_SLOTS = 30  # a picture has room for at least this many batches, so that the bars of a few batches are narrow
+COLUMNS = (
+    Column("batch", "batch", "count"),
+    Column("rows", "rows", "count"),
+    Column("how", "result"),
+    *(Column(name, name, "duration") for name in PARTS),
+    Column("together", "together", "duration"),
+    Column("saved", "saved", "check", needs=1),
+    Column("backlog", "backlog", "count", needs=1),
+    Column("after", "after", "whole"),
+)
+TITLE = "seconds per batch"
+FEWEST_SLOTS = 30  # a chart has room for at least this many batches, so that the bars of a few batches are narrow
 LAST_SHOWN = 12
+
+
+class Tab(NamedTuple):
+    """What the section shows. `bars` is None before the first batch."""
+
+    facts: str
+    figures: Figures
+    bars: Bars | None
+
+
+def described_tab(stream: StreamRecord, record: RunRecord, newest: int = RECENT) -> Tab:
+    """Describe the section, with a bar for each of the `newest` batches."""
+    running = record.outcome is None
+    facts, figures = describe.stream_facts(record), tuple(describe.stream_figures(record))
+    if stream.last is None:
+        return Tab(facts, (*figures, ("batch", "waiting for the first" if running else "none")), None)
+    moment: Figures = (("last batch", Moment(stream.last.time)),) if running else ()
+    charted, shown = describe.charted(stream), stream.recent[max(0, len(stream.recent) - newest) :]
+    parts = [
+        Part(name, COLOURS[name], name in charted, share, seconds)
+        for name, share, seconds in zip(PARTS, describe.shares(stream), describe.parts_s(stream), strict=True)
+    ]
+    table = Table(COLUMNS, [_row(each, record.started) for each in shown])
+    legend = "red: trained again on new ranks" if any(each.how == "replayed" for each in stream.recent) else ""
+    bars = Bars(TITLE, table, tuple(parts), FEWEST_SLOTS, ("how", "replayed"), legend)
+    return Tab(facts, (*figures, *moment), bars)
+
+
+def _row(batch: BatchEnded, began: float) -> tuple[Cell, ...]:
+    """Return the cells of a batch, for the COLUMNS."""
+    times = [float(f"{seconds:.4g}") for seconds in describe.parts_s(batch)]
+    together = float(f"{sum(times):.4g}")
+    ended = (batch.saved, batch.backlog_rows, round(batch.time - began, 2))
+    return batch.batch_id, batch.rows, batch.how, *times, together, *ended
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
@@ -29,75 +72,37 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     The form "final" also has a picture and a table of the last batches. In the live panel, the page draws the stream
     itself, from the numbers of views/live.py.
     """
-    found = record.stream
-    if found is None or form == "tab":
+    if record.stream is None or form == "tab":
         return ""
-    figures = describe.stream_figures(record)
-    facts = note(describe.stream_facts(record))
-    if found.last is None:
-        return facts
-    shown = bare_table([name for name, _ in figures], [[value for _, value in figures]])
-    split = _split(found)
+    tab = described_tab(record.stream, record)
+    values = [describe.ago(now - each.time) if isinstance(each, Moment) else each for _, each in tab.figures]
+    figures = note(tab.facts) + bare_table([name for name, _ in tab.figures], [values])
+    if tab.bars is None:
+        return figures
+    split = _split(tab.bars)
     if form == "stacked":
-        return f"{facts}{shown}{split}"
-    return f'{facts}{shown}<div class="sr-measured"><div>{split}</div>{_picture(found)}</div>{_last(record, found)}'
+        return figures + split
+    table = tab.bars.table
+    last = Table(table.columns, table.rows[-LAST_SHOWN:])
+    batches = details(f"The last {counted(len(last.rows), 'batch')}", described(last))
+    return f'{figures}<div class="sr-measured"><div>{split}</div>{_picture(tab.bars)}</div>{batches}'
 
 
-def _split(found: StreamRecord) -> str:
+def _split(bars: Bars) -> str:
     """Return a table with the seconds of each part: of the last batch, on average, and as a percentage of the time."""
-    last = found.last
-    assert last is not None
-    recent = describe.mean_parts_s(found.recent)
+    times = [bars.table.column(part.name) for part in bars.parts]
     rows = [
-        (name, *(duration(float(each)) for each in times), share)
-        for name, *times, share in zip(PARTS, parts_s(last), recent, describe.shares(found), strict=True)
+        (part.name, duration(seconds[-1]), duration(sum(seconds) / len(seconds)), part.share)
+        for part, seconds in zip(bars.parts, times, strict=True)
     ]
-    average = f"mean of {counted(len(found.recent), 'batch')}"
+    average = f"mean of {counted(len(bars.table.rows), 'batch')}"
     return bare_table(("time per batch", "last", average, "of the time"), rows)
 
 
-def _picture(found: StreamRecord) -> str:
-    charted = describe.charted(found)
-    picture, *_ = pictures([Drawing(functools.partial(_bars, found=found, charted=charted))])
-    words = " ".join(f'<b style="{tint(COLOURS[name])}">{name}</b>' for name in charted)
-    left_out = "" if charted == PARTS else " (without waiting)"
-    said = f"seconds per batch of the last {counted(len(found.recent), 'batch')}{left_out}"
-    drawn = figure(f"<figcaption>seconds per batch: {words}{left_out}</figcaption>", picture, said)
-    replayed = any(each.how == "replayed" for each in found.recent)
-    legend = paragraph("red: trained again on new ranks" if replayed else "")
-    return f'<div class="sr-charts">{drawn}{legend}</div>'
-
-
-def _bars(axes: Axes, found: StreamRecord, charted: tuple[str, ...]) -> None:
-    recent, places = found.recent, range(len(found.recent))
-    bottoms = [0.0] * len(recent)
-    for at, name in enumerate(PARTS):
-        if name in charted:
-            heights = [parts_s(each)[at] for each in recent]
-            axes.bar(places, heights, width=0.8, bottom=bottoms, color=COLOURS[name], linewidth=0)
-            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    for at, each in enumerate(recent):
-        if each.how == "replayed":
-            axes.axvspan(at - 0.4, at + 0.4, ymax=0.03, color=RED, linewidth=0)
-    axes.set_xlim(-0.8, max(len(recent), FEWEST_SLOTS) - 0.2)
-    ticked(axes)
-    axes.xaxis.set_major_formatter(lambda x, _: f"{recent[round(x)].batch_id}" if 0 <= round(x) < len(recent) else "")
-    axes.set_xlabel("batch", labelpad=1)
-
-
-def _last(record: RunRecord, found: StreamRecord) -> str:
-    shown = found.recent[-LAST_SHOWN:]
-    backlog = any(each.backlog_rows is not None for each in shown)
-    rows = [
-        (
-            f"{each.batch_id:,}",
-            f"{each.rows:,}",
-            f"{each.how}, saved" if each.saved else each.how,
-            *(duration(float(seconds)) for seconds in parts_s(each)),
-            *(["" if each.backlog_rows is None else f"{each.backlog_rows:,}"] if backlog else []),
-            duration(int(each.time - record.started)),
-        )
-        for each in shown
-    ]
-    headers = ("batch", "rows", "", *PARTS, *(["backlog"] if backlog else []), "after")
-    return details(f"The last {counted(len(shown), 'batch')}", bare_table(headers, rows))
+def _picture(bars: Bars) -> str:
+    picture, *_ = pictures([Drawing(functools.partial(stacked_bars, bars=bars))])
+    words = " ".join(f'<b style="{tint(each.colour)}">{each.name}</b>' for each in bars.parts if each.shown)
+    left_out = "" if all(each.shown for each in bars.parts) else " (without waiting)"
+    said = f"{bars.title} of the last {counted(len(bars.table.rows), 'batch')}{left_out}"
+    drawn = figure(f"<figcaption>{bars.title}: {words}{left_out}</figcaption>", picture, said)
+    return f'<div class="sr-charts">{drawn}{paragraph(bars.legend)}</div>'

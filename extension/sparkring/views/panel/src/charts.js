@@ -1,12 +1,12 @@
 // The charts of the Overview and Metrics tabs.
 
 import uPlot from "uplot";
+import { GREEN, RED } from "./constants.js";
 import { background, button, choice, download, make, put, toggle } from "./elements.js";
-import { axesOf, csv, isPositive, laid, placed, plotted, RANK_COLOURS, readings, SMOOTHING } from "./series.js";
+import { axesOf, csv, isPositive, laid, placed, plotted, readings, SMOOTHING } from "./series.js";
 import { number, ticking } from "./words.js";
 
 const LEAST_WIDTH = 320, LEAST_HEIGHT = 160, MOST_HEIGHT = 260; // px; the width is also in panel.css
-const GREEN = "#23935a", RED = "#dd4a45"; // as in markup.py
 const TICK = 6; // px: the height of a checkpoint's mark
 const RING = 4; // px: the radius of the mark of the best value
 const NEAR = 8; // px: the largest distance from a rank's line at which a click selects the rank

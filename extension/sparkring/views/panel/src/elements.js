@@ -23,6 +23,11 @@ export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+// Show pairs of a name and a value in an element that is a grid of two columns.
+export function fillPairs(element, pairs) {
+  element.replaceChildren(...pairs.flatMap(([name, value]) => [make("b", {}, name), make("span", {}, value)]));
+}
+
 // Replace the content of an element by HTML. Elements inside that can have the focus keep it, and their scrolling; elements that
 // scroll can have the focus. `details` elements stay open if they were open before.
 export function refill(element, html) {

@@ -4,7 +4,7 @@ import { button, download, make, put, toggle } from "./elements.js";
 import { Filter } from "./lines.js";
 import { columnsRow, lineRow, tag } from "./logrow.js";
 import { Columns, SLICE_MS, Tops } from "./rows.js";
-import { RANK_COLOURS } from "./series.js";
+import { RANK_COLOURS } from "./constants.js";
 import { elapsed, rankNumbers } from "./words.js";
 
 const ROW = 18; // px, the height of a line of text, as in panel.css

@@ -1,7 +1,7 @@
 // Makes the elements of a row of the Logs tab.
 
 import { make, put } from "./elements.js";
-import { RANK_COLOURS } from "./series.js";
+import { RANK_COLOURS } from "./constants.js";
 import { elapsed, rankNumbers, ranksWithin } from "./words.js";
 
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };

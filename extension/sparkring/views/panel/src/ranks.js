@@ -1,7 +1,7 @@
 // The ranks above the tabs: a lane for each rank, or a square for each rank if there are many.
 
 import { drawing, make, put, toggle } from "./elements.js";
-import { RANK_COLOURS } from "./series.js";
+import { RANK_COLOURS } from "./constants.js";
 import { FIGURES, HEIGHT, WIDTH, counted } from "./usage.js";
 import { number, percent, rankNumbers, size, ticking } from "./words.js";
 

@@ -1,12 +1,13 @@
 // The Search tab: all curves of the metric, the best value so far, the parameters as parallel coordinates, and how much
 // each parameter matters.
 
-import { button, make, put, toggle } from "./elements.js";
+import { AMBER, BLUE, GREEN } from "./constants.js";
+import { button, fillPairs, make, put, toggle } from "./elements.js";
 import { bestOf, bests, bounds, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
 import { number } from "./words.js";
 
 const HEIGHT = 170, AXES_HEIGHT = 210; // px
-const BLUE = "#2f80d0", GREY = "#8a8a8a", GREEN = "#23935a", AMBER = "#b97a10"; // as in markup.py
+const GREY = "#8a8a8a";
 const LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 30; // px around a chart, for its labels
 const ENDS = 46; // px beside the first and the last of the parallel axes
 const NEAR = 12; // px: the pointer points at a line or an axis if it is at most this far away
@@ -255,8 +256,7 @@ export class SearchView {
     if (this.reading.hidden) return;
     const [drawing] = this.pointed, [left, top] = found;
     const told = [["trial", `${trial.item} ${trial.state}`], [search.metric, number(trial.value)], ...Object.entries(trial.parameters)];
-    this.reading.replaceChildren(...told.flatMap(([name, value]) => [make("b", {}, name),
-      make("span", {}, typeof value === "number" ? number(value) : value)]));
+    fillPairs(this.reading, told.map(([name, value]) => [name, typeof value === "number" ? number(value) : value]));
     const whole = this.element.getBoundingClientRect(), canvas = drawing.canvas.getBoundingClientRect();
     const from = canvas.left - whole.left + left, toLeft = left > canvas.width / 2;
     this.reading.style.left = toLeft ? "auto" : `${from + 12}px`;

@@ -1,14 +1,12 @@
 // Prepares the curves of views/charts.py for uPlot, and computes the values at the cursor and the CSV text.
 
+import { AMBER, BLUE, RANK_COLOURS } from "./constants.js";
 import { number, ticking } from "./words.js";
-
-// The same colours as markup.RANK_COLOURS, and as .sr-c0 … in panel.css.
-export const RANK_COLOURS = ["#2f80d0", "#23935a", "#b97a10", "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32"];
 
 // The weight of the earlier values in each value. Without smoothing, the weight is 0.
 export const SMOOTHING = { off: 0, light: 0.6, strong: 0.9 };
 
-const ITEM_COLOURS = [RANK_COLOURS[0], RANK_COLOURS[2]]; // as charts.COLOURS
+const ITEM_COLOURS = [BLUE, AMBER]; // as charts.COLOURS
 const DASHES = [4, 3], DOTS = [1, 2];
 const BAND_OPACITY = "2e", FAINT_BAND_OPACITY = "12"; // two hexadecimal digits, which are appended to a colour
 const FAINT = 0.35; // the opacity of values that only the faster ranks have reported; also in views/figure.py

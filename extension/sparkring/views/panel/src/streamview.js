@@ -2,11 +2,12 @@
 
 import uPlot from "uplot";
 import { ChartsView, FONT } from "./charts.js";
-import { make, put, toggle } from "./elements.js";
-import { PARTS, PART_COLOURS, span, stacked, told } from "./stream.js";
+import { BATCH_PARTS, BATCH_TITLE, RED } from "./constants.js";
+import { fillPairs, make, put, toggle } from "./elements.js";
+import { span, stacked, told } from "./stream.js";
 import { ago, duration } from "./words.js";
 
-const RED = "#dd4a45"; // as in markup.py
+const PARTS = Object.keys(BATCH_PARTS);
 const LEAST_HEIGHT = 140, MOST_HEIGHT = 260; // px
 const TICK = 3; // px: the height of the mark of a batch that was trained again
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
@@ -17,21 +18,21 @@ export class StreamView {
     this.choice = new Map(); // the parts that the user has switched on or off
     this.figures = make("dl", { class: "sr-streamfigures" });
     this.facts = make("small");
-    this.toggles = PARTS.map((name, at) => {
+    this.toggles = PARTS.map((name) => {
       const element = toggle(name, `show the time of ${name} in the chart`, true, (on) => {
         this.choice.set(name, on);
         panel.schedule();
       });
-      element.style.setProperty("--sr-c", PART_COLOURS[at]);
+      element.style.setProperty("--sr-c", BATCH_PARTS[name]);
       element.classList.add("sr-streampart");
       return element;
     });
-    this.split = make("div", { class: "sr-split", role: "img" }, ...PART_COLOURS.map((colour) => make("div", { style: `background: ${colour}` })));
+    this.split = make("div", { class: "sr-split", role: "img" }, ...PARTS.map((name) => make("div", { style: `background: ${BATCH_PARTS[name]}` })));
     this.place = make("div", { class: "sr-plot" });
     this.reading = make("div", { class: "sr-reading", role: "status", hidden: true });
-    this.legend = make("small", { hidden: true }, "red: trained again on new ranks");
-    this.bars = make("figure", { role: "figure", tabindex: "0", "aria-label": "Seconds per batch" },
-      make("figcaption", {}, make("b", {}, "seconds per batch"), ...this.toggles), this.split, this.place, this.legend);
+    this.legend = make("small", { hidden: true });
+    this.bars = make("figure", { role: "figure", tabindex: "0", "aria-label": BATCH_TITLE },
+      make("figcaption", {}, make("b", {}, BATCH_TITLE), ...this.toggles), this.split, this.place, this.legend);
     this.bars.addEventListener("keydown", (event) => event.target === this.bars && this.walk(event));
     this.bars.addEventListener("blur", () => this.read());
     this.bars.addEventListener("focus", () => this.read());
@@ -59,19 +60,19 @@ export class StreamView {
     if (batches.length) this.drawBars(message, batches);
   }
 
-  drawFigures({ figures, last }, state) {
-    const now = this.panel.now(), running = !(state?.ended > 0);
-    const shown = last && running ? [...figures, ["last batch", ago(now - last)]] : figures;
+  // A value that is a number is a point in time.
+  drawFigures({ figures }, state) {
+    const shown = figures.filter(([, value]) => !(state?.ended && typeof value === "number"))
+      .map(([name, value]) => [name, typeof value === "number" ? ago(this.panel.now() - value) : value]);
     const signature = JSON.stringify(shown);
     if (signature === this.figured) return;
     this.figured = signature;
-    const found = shown.length ? shown : [["batch", running ? "waiting for the first" : "none"]];
-    this.figures.replaceChildren(...found.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+    this.figures.replaceChildren(...shown.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   }
 
   drawBars(message, batches) {
     const width = this.place.clientWidth, colour = getComputedStyle(this.element).color;
-    const shown = new Set(PARTS.filter((name) => this.choice.get(name) ?? message.charted.includes(name)));
+    const shown = new Set(PARTS.filter((name) => this.choice.get(name) ?? message.parts[PARTS.indexOf(name)][0]));
     const around = this.place.offsetTop + (this.legend.hidden ? 4 : 22);
     const height = Math.min(Math.max(this.room() - around, LEAST_HEIGHT), MOST_HEIGHT);
     const signature = [message, width, height, colour, devicePixelRatio, [...shown].join()];
@@ -79,8 +80,9 @@ export class StreamView {
     this.drawn = signature;
     this.batches = batches;
     this.colour = colour;
-    this.legend.hidden = !batches.some(({ how }) => how === "replayed");
-    this.drawShares(message, shown);
+    this.legend.hidden = !message.legend;
+    put(this.legend, message.legend);
+    this.drawShares(message.parts, shown);
     const { parts, data } = stacked(batches, shown), kind = JSON.stringify([parts, devicePixelRatio]);
     this.place.style.height = `${height}px`;
     if (this.kind !== kind) {
@@ -97,15 +99,16 @@ export class StreamView {
   }
 
   // Show the part of the whole time in the buttons, and as a bar.
-  drawShares({ parts, shares }, shown) {
-    const whole = parts.reduce((sum, time) => sum + time, 0) || 1;
-    PARTS.forEach((name, at) => {
-      put(this.toggles[at], `${name} ${shares[at]}`);
-      this.toggles[at].setAttribute("aria-pressed", String(shown.has(name)));
-      this.split.children[at].style.width = `${(100 * parts[at]) / whole}%`;
-      this.split.children[at].title = `${name}: ${duration(parts[at])} in all batches`;
+  drawShares(parts, shown) {
+    const whole = parts.reduce((sum, [, , seconds]) => sum + seconds, 0) || 1;
+    const words = parts.map(([, share], at) => `${PARTS[at]} ${share}`);
+    parts.forEach(([, , seconds], at) => {
+      put(this.toggles[at], words[at]);
+      this.toggles[at].setAttribute("aria-pressed", String(shown.has(PARTS[at])));
+      this.split.children[at].style.width = `${(100 * seconds) / whole}%`;
+      this.split.children[at].title = `${PARTS[at]}: ${duration(seconds)} in all batches`;
     });
-    this.split.setAttribute("aria-label", `The whole time: ${PARTS.map((name, at) => `${name} ${shares[at]}`).join(", ")}`);
+    this.split.setAttribute("aria-label", `The whole time: ${words.join(", ")}`);
   }
 
   options(parts) {
@@ -119,7 +122,7 @@ export class StreamView {
         { ...axis, values: (plot, splits) => splits.map((value) => (value === null ? "" : String(Number(value.toPrecision(4))))),
           grid: { stroke: "#8883", width: 1 }, size: 52, gap: 4, space: 28 },
       ],
-      series: [{}, ...parts.map((name) => ({ fill: PART_COLOURS[PARTS.indexOf(name)], width: 0, paths: bars, points: { show: false } }))],
+      series: [{}, ...parts.map((name) => ({ fill: BATCH_PARTS[name], width: 0, paths: bars, points: { show: false } }))],
       legend: { show: false },
       padding: [8, null, null, null],
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
@@ -143,9 +146,7 @@ export class StreamView {
     const { idx, left } = this.plot?.cursor ?? {}, batch = idx == null ? null : this.batches[idx];
     this.reading.hidden = !batch || left < 0 || !(this.pointed || document.activeElement === this.bars);
     if (this.reading.hidden) return;
-    const [title, ...rows] = told(batch, duration);
-    this.reading.replaceChildren(...title.map((text) => make("b", {}, text)), ...rows.flat().map((text) => make("span", {}, text)));
-    this.reading.style.gridTemplateColumns = "auto auto";
+    fillPairs(this.reading, told(batch));
     const width = this.plot.over.clientWidth;
     this.reading.style.left = left < width / 2 ? `${left + 8}px` : "auto";
     this.reading.style.right = left < width / 2 ? "auto" : `${width - left + 8}px`;

@@ -126,3 +126,10 @@ export function ranksWithin(ranks, most, noun) {
   const numbers = rankNumbers(ranks);
   return numbers.length > most ? `${ranks.length} ${noun}` : numbers;
 }
+
+// Return the function that writes the cells of a column as text, as description.writer() does. `cells` are all cells of the column.
+export function writer({ kind, signs }, cells) {
+  const write = { count, duration, number: kind === "number" && numbers(cells), whole: ticking, state: (state) => `${signs[state]} ${state}`,
+                  check: (cell) => (cell ? "✓" : "") }[kind] ?? String;
+  return (cell) => (cell == null ? "" : typeof cell === "string" && kind === "number" ? cell : write(cell));
+}

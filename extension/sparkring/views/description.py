@@ -1,0 +1,128 @@
+"""What a tab shows, as plain data, so that it is described only once.
+
+A section (views/sections) makes the description from a run's record. tables.py and figure.py draw it as HTML that a
+notebook saves. live.py sends its values to the page, where the panel's script draws it. The page knows the columns and
+colours from panel/src/constants.js (page_constants.py). writer() has its twin in panel/src/words.js.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sparkring.history import describe
+
+# The kinds of cells: `whole` is a duration in whole seconds, `state` is a state with its sign, `check` is a mark or
+# nothing, and `numbers` maps names to numbers, which get a column each.
+Kind = Literal["text", "count", "number", "numbers", "duration", "whole", "state", "check"]
+RIGHT = ("count", "number", "numbers", "duration", "whole")  # the kinds of cells that are aligned to the right
+# None is a missing value. Numbers that are not finite are texts, since JSON has none: nan, inf, -inf.
+Cell = str | int | float | bool | None | Mapping[str, "float | str"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    The column is shown if it has at least `needs` different values. `width` is its least width in pixels in the page,
+    and `share` its share of the width that remains. HTML shows at most `most` characters of a cell; 0 means all.
+    """
+
+    name: str
+    title: str
+    kind: Kind = "text"
+    needs: int = 0
+    width: int = 80
+    share: float = 0
+    most: int = 0
+    signs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells, one cell for each column."""
+
+    columns: tuple[Column, ...]
+    rows: Sequence[tuple[Cell, ...]]
+
+    def column(self, name: str) -> list[Any]:
+        """Return the cells of a column."""
+        at = [each.name for each in self.columns].index(name)
+        return [row[at] for row in self.rows]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in time, in Unix seconds, which is shown as the time since then: `12 s ago`."""
+
+    time: float
+
+
+Figures = tuple[tuple[str, "str | Moment"], ...]  # names and values
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of each bar, which a chart shows if `shown`.
+
+    `all_s` is the sum over all bars that there have been, in seconds, and `share` is its share of the whole.
+    """
+
+    name: str
+    colour: str
+    shown: bool
+    share: str
+    all_s: float
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Stacked bars, one for each row of `table`, with a column for each part. The first column names the bars.
+
+    There is room for at least `slots` bars, so that few bars are narrow. `marked` is the name of a column, and the cell
+    of the rows whose bars are marked, as `legend` explains.
+    """
+
+    title: str
+    table: Table
+    parts: tuple[Part, ...]
+    slots: int
+    marked: tuple[str, Cell]
+    legend: str
+
+
+def writer(column: Column, cells: Sequence[Cell]) -> Callable[[Cell], str]:
+    """Return the function that writes a cell of a column as text. `cells` are the cells of the column."""
+    write: Callable[[Any], str] = str
+    match column.kind:
+        case "count":
+            write = "{:,}".format
+        case "number":
+            number = describe.numbers([float(cell) for cell in cells if isinstance(cell, (int, float, str))])
+            write = lambda cell: number(float(cell))  # noqa: E731
+        case "duration":
+            write = lambda cell: describe.duration(float(cell))  # noqa: E731
+        case "whole":
+            write = lambda cell: describe.duration(int(cell))  # noqa: E731
+        case "state":
+            write = lambda cell: f"{column.signs[cell]} {cell}"  # noqa: E731
+        case "check":
+            write = lambda cell: "✓" if cell else ""  # noqa: E731
+    return lambda cell: "" if cell is None else write(cell)
+
+
+def expanded(table: Table, most: int) -> Table:
+    """Return the table as it is shown: without columns that say nothing, and with at most `most` columns of numbers."""
+    columns: list[Column] = []
+    cells: list[Sequence[Cell]] = []
+    for at, column in enumerate(table.columns):
+        values = [row[at] for row in table.rows]
+        if column.kind == "numbers":
+            names = list(dict.fromkeys(name for each in values if isinstance(each, Mapping) for name in each))[:most]
+            columns += [Column(name, name, "number") for name in names]
+            cells += [[each.get(name) if isinstance(each, Mapping) else None for each in values] for name in names]
+        elif len({each for each in values if each not in (None, "", False)}) >= column.needs:
+            columns.append(column)
+            cells.append(values)
+    return Table(tuple(columns), list(zip(*cells, strict=True)))
