@@ -369,7 +369,7 @@ def test_items(notebook: Notebook, shoot: Callable[..., None]) -> None:
     expect(shown.last).to_have_attribute("aria-selected", "true")  # the table is drawn again some time after a key
     item = chosen.get_attribute("data-item")
     whole = panel.get_by_role("region", name="The chosen item")
-    expect(whole).to_contain_text("ValueError: no rows\ncell line 11: `raise ValueError")
+    expect(whole).to_contain_text("ValueError: no rows (cell line 11: `raise ValueError")
     expect(whole.get_by_role("figure")).to_have_attribute(
         "aria-label", "loss by step: from 1 to 0.2; val_loss by step: from 2 to 0.4"
     )

@@ -150,8 +150,18 @@ def test_the_page_is_told_of_each_item_once():
         (11, "running"),
         (12, "running"),
     ]
-    failed = [0, "shop='<i>0</i>'", "failed", 1, 0.0, 1.0, "0", FAILED.summary, "cell line 2: `1 / 0`", "host"]
-    assert rows[0] == [*failed, {"mape": 0.0}, {}, "report", {}]
+    failed = (
+        0,
+        "shop='<i>0</i>'",
+        "failed",
+        None,
+        "host",
+        1.0,
+        {"mape": 0.0},
+        "0",
+        f"{FAILED.summary} (cell line 2: `1 / 0`)",
+    )
+    assert rows[0] == (*failed, 0.0, "", {}, "report", {})
     later = replay([events.ItemEnded(130.0, 12, "finished")], running())
     assert [(row[0], row[5]) for row in told(later, 130.0)] == [(12, 18.0)]
     later = replay([events.Metrics({"mape": 9.0}, time=130.0, rank=0)], later)
@@ -344,11 +354,11 @@ def test_the_page_is_told_of_a_search():
     (search,) = told(searched(over=True), 120.0, "search")
     assert search["importance"] == {"act": 0.25, "lr": 0.75}
     rows = [row for each in live.whole(searched(over=True), 120.0) if each["kind"] == "items" for row in each["rows"]]
-    assert rows[1][-3:] == [
+    assert rows[1][-3:] == (
         {"lr": 0.01, "act": "<i>tanh</i>", "width": 128},
         "step",
         {"val_loss": [(1.0, 3.0), (2.0, 2.5), (3.0, 0.03125)], "<b>": [(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]},
-    ]
+    )
     assert rows[2][-1] == {"val_loss": [(1.0, 4.0)]}, "only the search's metric may have a single point"
 
 

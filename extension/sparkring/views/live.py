@@ -20,8 +20,8 @@ A message is a dict of JSON values with the `run` and a `kind`:
     stream    the section `stream` as its module describes it. A number in `figures` is the time of a Moment. A row of
               `parts` says whether the chart shows the part at first, its share of the time, and its seconds in all.
               `rows` has a row for each new batch. `end` counts all batches; the page keeps the last `kept` of them
-    items     a row for each item that has changed since the last message of this kind. Its columns are the FIELDS of
-              panel/src/items.js
+    items     a row for each item that has changed since the last message of this kind. It has the cells of the
+              COLUMNS of the section `items`, and then the ITEM_DETAILS
 
 Strings are plain text (history/lines.plain). In the HTML, text from users and ranks is escaped. Therefore, a page can
 show what ranks print, even if it contains HTML.
@@ -30,7 +30,6 @@ show what ranks print, even if it contains HTML.
 from __future__ import annotations
 
 import json
-import math
 import time as clock
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,7 +44,7 @@ from sparkring.views import displays
 from sparkring.views.charts import charts, since
 from sparkring.views.description import Moment
 from sparkring.views.markup import log_text
-from sparkring.views.sections import Form, checkpoints, code, failure, ranks, restarts, shards, stream, timeline
+from sparkring.views.sections import Form, checkpoints, code, failure, items, ranks, restarts, shards, stream, timeline
 from sparkring.views.sections import metrics as measured
 
 Message = dict[str, Any]
@@ -53,6 +52,7 @@ Message = dict[str, Any]
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
 PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, because the ranks may need the processor
 NOTICES = 5
+ITEM_DETAILS = ("began", "advice", "parameters", "by", "curves")
 # If there are more ranks, the page shows no lanes, and needs no samples. panel/src/ranks.js has the same number.
 MOST_LANES = 32
 RUNNING_POINTS = 4_000  # the most points of running items' curves in a message; ended items' curves are sent whole
@@ -237,27 +237,17 @@ def _columns(found: Sequence[LogLine], began: float) -> Message:
 # ── Items ─────────────────────────────────────────────────────────────────────
 
 
-def _item(record: RunRecord, found: ItemRecord, most: int = item_records.CURVE_POINTS) -> list[Any]:
-    """Return the row of an item: the FIELDS of panel/src/items.js. Each curve has at most `most` points.
+def _item(record: RunRecord, found: ItemRecord, most: int = item_records.CURVE_POINTS) -> tuple[Any, ...]:
+    """Return the row of an item: its cells, and its ITEM_DETAILS. Each curve has at most `most` points.
 
     Times are in seconds since the run began. A curve of a single value is sent only for a search's metric.
     """
     assert record.items is not None
-    took = round(found.ended - found.started, 3) if found.ended else None
-    failure = found.failure
     searched = "" if record.items.search is None else record.items.search.metric
-    return [
-        found.item,
-        lines.plain(found.name),
-        found.state,
-        found.attempt,
+    return (
+        *items.row(record, found, round(found.ended - found.started, 3) if found.ended else None),
         round(found.started - record.started, 2),
-        took,
-        lines.plain(describe.item_value(found)),
-        "" if failure is None else describe.first_line(failure.summary),
-        "" if failure is None else describe.item_failure(record, failure),
-        lines.plain(found.host),
-        {lines.plain(name): value for name, value in found.metrics.items() if math.isfinite(value)},
+        describe.plain_lines(found.failure.advice or "") if found.failure else "",
         {name: lines.plain(value) if isinstance(value, str) else value for name, value in found.parameters.items()},
         found.by,
         {
@@ -265,7 +255,7 @@ def _item(record: RunRecord, found: ItemRecord, most: int = item_records.CURVE_P
             for name, curve in found.curves.items()
             if curve[1:] or name == searched
         },
-    ]
+    )
 
 
 def search_message(record: RunRecord) -> Message:

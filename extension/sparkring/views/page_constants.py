@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sparkring.views import markup
+from sparkring.views import live, markup
 from sparkring.views.description import RIGHT, Column
-from sparkring.views.sections import stream
+from sparkring.views.sections import items, stream
 
 PATH = Path(__file__).parent / "panel" / "src" / "constants.js"
 
@@ -26,6 +26,8 @@ def script() -> str:
         "AMBER": markup.AMBER,
         "RANK_COLOURS": markup.RANK_COLOURS,
         "RIGHT": RIGHT,
+        "ITEM_COLUMNS": items.COLUMNS,
+        "ITEM_DETAILS": live.ITEM_DETAILS,
         "BATCH_COLUMNS": stream.COLUMNS,
         "BATCH_PARTS": stream.COLOURS,
         "BATCH_TITLE": stream.TITLE,
@@ -40,7 +42,7 @@ def script() -> str:
 
 def _plain(column: Column) -> dict[str, Any]:
     usual = Column("", "")
-    return {name: value for name, value in asdict(column).items() if value != getattr(usual, name)}
+    return {name: value for name, value in asdict(column).items() if name == "width" or value != getattr(usual, name)}
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-import { Items } from "../../../extension/sparkring/views/panel/src/items.js";
+import { Items, value } from "../../../extension/sparkring/views/panel/src/items.js";
 
 const row = (item, state, took, metrics = {}, error = "", place = "here") => (
-  [item, `shop ${item}`, state, 1, item, took, "", error, "", place, metrics, {}, "step", {}]);
-const titles = (items) => items.columns().map(([, title]) => title);
+  [item, `shop ${item}`, state, null, place, took, metrics, "", error, item, "", {}, "step", {}]);
+const titles = (items) => items.columns().map(({ title }) => title);
 const numbers = (items, now = 100) => items.shown(now).map((each) => each.item);
 
 test("a later row replaces an earlier one", () => {
@@ -29,7 +29,7 @@ test("items are sorted by any column, and those without a value come last", () =
   items.sort("took");
   assert.deepEqual(numbers(items), [1, 2, 0, 3]);
   assert.deepEqual(numbers(items, 4.5), [1, 3, 2, 0], "item 3 has run for 1.5 s");
-  items.sort("said");
+  items.sort("error");
   assert.deepEqual(numbers(items), [1, 0, 2, 3]);
 });
 
@@ -64,4 +64,16 @@ test("an item's row has the last line that it printed, or its error", () => {
   assert.deepEqual(items.shown(9).map(({ said }) => said), ["two", "three"]);
   items.add({ rows: [row(0, "failed", 2, {}, "no data")] });
   assert.deepEqual(items.shown(9).map(({ said }) => said), ["no data", "three"]);
+});
+
+test("cells are written as in the saved view", () => {
+  const items = new Items();
+  items.add({ rows: [row(1234, "failed", 59.96, { mape: 0.03125 }, "no"), row(1, "finished", 0.04, { mape: "nan" })] });
+  const cells = (item) => items.columns().map(({ name, write }) => write(value(items.rows.get(item), name, 0)));
+  assert.deepEqual(cells(1234), ["1,234", "shop 1234", "✗ failed", "1 min 00 s", "0.03125", "no"]);
+  items.add({ rows: [row(1, "finished", 0.04, { mape: 0.5 })] });
+  assert.deepEqual(cells(1), ["1", "shop 1", "✓ finished", "40 ms", "0.5000", ""]);
+  items.add({ rows: [row(2, "finished", 1, { mape: "-inf" })] });
+  items.sort("metrics.mape");
+  assert.deepEqual(numbers(items), [1234, 1, 2], "a value that is not finite is sorted as if it was missing");
 });

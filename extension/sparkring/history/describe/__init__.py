@@ -25,7 +25,6 @@ from sparkring.history.describe.item_runs import best_trial as best_trial
 from sparkring.history.describe.item_runs import explain_items as explain_items
 from sparkring.history.describe.item_runs import importance as importance
 from sparkring.history.describe.item_runs import item_error as item_error
-from sparkring.history.describe.item_runs import item_failure as item_failure
 from sparkring.history.describe.item_runs import item_value as item_value
 from sparkring.history.describe.item_runs import items as items
 from sparkring.history.describe.item_runs import items_left as items_left
@@ -75,6 +74,7 @@ from sparkring.history.describe.text import named as named
 from sparkring.history.describe.text import number as number
 from sparkring.history.describe.text import numbers as numbers
 from sparkring.history.describe.text import percent as percent
+from sparkring.history.describe.text import plain_lines as plain_lines
 from sparkring.history.describe.text import rank_list as rank_list
 from sparkring.history.describe.text import rank_numbers as rank_numbers
 from sparkring.history.describe.text import size as size

@@ -148,11 +148,6 @@ def item_error(record: RunRecord, failure: Failure) -> str:
     return first_line(failure.summary) + (f" ({place})" if place else "")
 
 
-def item_failure(record: RunRecord, failure: Failure) -> str:
-    """Say where an item failed, if that is known. If there is advice, add it on the next line."""
-    return plain_lines("\n".join(filter(None, [_failed_at(record, failure), failure.advice])))
-
-
 def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
     """Say which items failed in the same way, and quote the error of the first item."""
     failure = group[0].failure

@@ -9,25 +9,37 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.history import describe
 from sparkring.history.item_records import ItemRecord, Search
+from sparkring.history.lines import plain
 from sparkring.history.record import RunRecord
+from sparkring.views.description import Cell, Column, Table
 from sparkring.views.figure import Drawing, figure, many_curves, pictures
 from sparkring.views.markup import BLUE, RED, details, paragraph, text
 from sparkring.views.sections import Form
 from sparkring.views.sections.search import CURVES_SHOWN, WHOLE, extent, wider
-from sparkring.views.tables import bare_table
+from sparkring.views.tables import METRICS_SHOWN, described
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 RUNNING_SHOWN = 8
 FAILED_SHOWN, FIRST_SHOWN = 20, 20
-METRICS_SHOWN = 4
 BEST_SHOWN = 3
 _LOOKS: dict[bool, dict[str, Any]] = {  # the looks of curves; the key says whether the item failed
     False: {"color": BLUE, "lw": 0.8, "alpha": 0.6},
     True: {"color": RED, "lw": 1.2, "alpha": 0.9},
 }
 SIGNS = {"running": "▶", "finished": "✓", "failed": "✗", "stopped": "■", "kept": "✓", "pruned": "✂"}
+COLUMNS = (
+    Column("item", "#", "count", width=48),
+    Column("name", "item", width=140, share=1.5),
+    Column("state", "state", "state", width=84, signs=SIGNS),
+    Column("attempt", "attempt", "count", needs=1, width=56),
+    Column("place", "host", needs=2, width=100),
+    Column("took", "time", "duration", width=72),
+    Column("metrics", "", "numbers"),
+    Column("value", "value", needs=1, share=1, most=60),
+    Column("error", "error", needs=1, width=180, share=2, most=160),
+)
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
@@ -43,15 +55,15 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     failed = [each for each in items.ended if each.state == "failed"]
     if form != "final":
         longest = sorted(items.running, key=lambda each: each.started)
-        return _table(record, [*longest[:RUNNING_SHOWN], *failed[-3:][::-1]], now)
+        return described(table(record, [*longest[:RUNNING_SHOWN], *failed[-3:][::-1]], now))
     known = items.known
     failed.sort(key=lambda each: each.item)
-    first = _table(record, known[:FIRST_SHOWN], now)
+    first = described(table(record, known[:FIRST_SHOWN], now))
     many = f"The first {FIRST_SHOWN} of {describe.counted(len(known), 'item')}"
     several = f"{describe.counted(len(failed), 'item')} failed; the first {FAILED_SHOWN}:"
     parts = [
         _pictures(known) if items.search is None else _best(record, items.search, now),
-        _table(record, failed[:FAILED_SHOWN], now, several if failed[FAILED_SHOWN:] else ""),
+        described(table(record, failed[:FAILED_SHOWN], now), several if failed[FAILED_SHOWN:] else ""),
         first if len(known) <= FIRST_SHOWN else details(many, first),
     ]
     parts += [
@@ -95,7 +107,7 @@ def _best(record: RunRecord, search: Search, now: float) -> str:
     ended = _ranked([each for each in record.items.known if each.state in WHOLE], search.metric)
     shown = ended[: -BEST_SHOWN - 1 : -1] if search.mode == "max" else ended[:BEST_SHOWN]
     which = f"best {search.metric}: top {BEST_SHOWN} of {describe.counted(len(ended), 'finished trial')}"
-    return _table(record, shown, now, which if ended[BEST_SHOWN:] else f"best {search.metric}")
+    return described(table(record, shown, now), which if ended[BEST_SHOWN:] else f"best {search.metric}")
 
 
 def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: float) -> str:
@@ -104,7 +116,7 @@ def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: fl
     if len(measured) <= 2 * BEST_SHOWN:
         return ""
     return "".join(
-        _table(record, found, now, f"{which} {name}")
+        described(table(record, found, now), f"{which} {name}")
         for which, found in (("lowest", measured[:BEST_SHOWN]), ("highest", measured[: -BEST_SHOWN - 1 : -1]))
     )
 
@@ -115,26 +127,21 @@ def _ranked(items: Iterable[ItemRecord], name: str) -> list[ItemRecord]:
     return sorted(measured, key=lambda each: each.metrics[name])
 
 
-def _table(record: RunRecord, items: Sequence[ItemRecord], now: float, note: str = "") -> str:
-    """Return a table with a row for each of the items; '' if there are no items."""
-    if not items:
-        return ""
-    values = [describe.first_line(describe.item_value(each), 60) for each in items]
-    failures = [each.failure and describe.item_error(record, each.failure) for each in items]
-    columns = [
-        ("", [f"{each.item:,}" for each in items]),
-        ("item", [each.name for each in items]),
-        ("state", [f"{SIGNS[each.state]} {each.state}" for each in items]),
-        *([("attempt", [str(each.attempt) for each in items])] if any(each.attempt > 1 for each in items) else []),
-        ("time", [describe.duration(each.seconds(record.ended or now)) for each in items]),
-        *((name, _numbers(items, name)) for name in _metrics(items)),
-        *([("value", values)] if any(values) else []),
-        ("", [describe.first_line(error or "", 160) for error in failures]),
-    ]
-    headers, cells = zip(*columns, strict=True)
-    return bare_table(headers, [*zip(*cells, strict=True)], note)
+def table(record: RunRecord, items: Sequence[ItemRecord], now: float) -> Table:
+    """Describe some items as a table."""
+    return Table(COLUMNS, [row(record, each, each.seconds(record.ended or now)) for each in items])
 
 
-def _numbers(items: Sequence[ItemRecord], name: str) -> list[str]:
-    write = describe.numbers([each.metrics[name] for each in items if name in each.metrics])
-    return [write(each.metrics[name]) if name in each.metrics else "" for each in items]
+def row(record: RunRecord, item: ItemRecord, took_s: float | None) -> tuple[Cell, ...]:
+    """Return the cells of an item, for the COLUMNS. `took_s` is None if the page computes it, while the item runs."""
+    return (
+        item.item,
+        plain(item.name),
+        item.state,
+        item.attempt if item.attempt > 1 else None,
+        plain(item.host),  # an item whose result was kept has none
+        took_s,
+        {plain(name): value if math.isfinite(value) else f"{value}" for name, value in item.metrics.items()},
+        plain(describe.item_value(item)),
+        "" if item.failure is None else describe.item_error(record, item.failure),
+    )

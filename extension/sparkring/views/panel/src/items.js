@@ -1,11 +1,11 @@
 // The items of a run, as far as the page knows them. The user can sort them by any column, and search them.
 
-// A message has an array for each row, with the values in the order of FIELDS. The columns of the table are COLUMNS, the
-// metrics, and LAST_COLUMNS. Each column has a name and a title.
-const FIELDS = ["item", "name", "state", "attempt", "began", "took", "value", "error", "why", "place", "metrics", "parameters",
-                "by", "curves"];
-const COLUMNS = [["item", "#"], ["name", "item"], ["state", "state"], ["attempt", "attempt"], ["place", "host"], ["took", "time"]];
-const LAST_COLUMNS = [["value", "value"], ["said", "error or last line"]];
+import { ITEM_COLUMNS, ITEM_DETAILS } from "./constants.js";
+import { writer } from "./words.js";
+
+// A message has an array for each row, with the values in this order.
+const FIELDS = [...ITEM_COLUMNS.map(({ name }) => name), ...ITEM_DETAILS];
+const ERROR_TITLE = "error or last line"; // the page also knows what items have printed
 const METRIC = "metrics."; // the prefix of the metrics' columns, since a metric may have the name of another column
 const LINE_CHARACTERS = 200; // the most characters of an item's last line
 
@@ -15,8 +15,7 @@ export class Items {
     this.metrics = []; // names, in the order in which they arrived
     this.changes = 0; // the number of messages that have arrived
     this.lines = new Map(); // the last line of each item, by the number of the item
-    this.places = new Set();
-    this.used = new Set(["item", "name", "state", "took"]); // the columns that are shown; the other columns are still empty
+    this.values = new Map(ITEM_COLUMNS.map(({ name }) => [name, new Set()])); // different values of each column, until it is shown
     this.column = "item";
     this.descending = false;
     this.query = "";
@@ -29,13 +28,9 @@ export class Items {
       const row = Object.fromEntries(FIELDS.map((name, at) => [name, told[at]]));
       this.rows.set(row.item, row);
       this.tell(row);
-      if (row.place) this.places.add(row.place); // an item whose result was kept has no host
-      if (row.attempt > 1) this.used.add("attempt");
-      if (this.places.size > 1) this.used.add("place");
-      if (row.value) this.used.add("value");
       for (const name in row.metrics) if (!this.metrics.includes(name)) this.metrics.push(name);
     }
-    this.ordered = null;
+    this.ordered = this.described = null;
   }
 
   // Remember the last line of each item in a message of kind "lines".
@@ -45,18 +40,27 @@ export class Items {
       if (text[at].trim() && !noisy.has(at)) this.lines.set(item, text[at].slice(0, LINE_CHARACTERS));
     });
     for (const item of new Set(rank)) if (this.rows.has(item)) this.tell(this.rows.get(item));
-    if (this.column === "said") this.ordered = null;
+    if (this.column === "error") this.ordered = null;
   }
 
   tell(row) {
     row.said = row.error || (this.lines.get(row.item) ?? "");
-    if (row.said) this.used.add("said");
+    for (const { name, needs = 0 } of ITEM_COLUMNS) {
+      const seen = this.values.get(name), cell = value(row, name, 0);
+      if (seen.size < needs && cell) seen.add(cell);
+    }
   }
 
-  // Return the columns of the table: pairs of a name and a title.
+  // Return the columns of the table, each with the function that writes its cells. A metric has a column of its own.
   columns() {
-    const isUsed = ([name]) => this.used.has(name);
-    return [...COLUMNS.filter(isUsed), ...this.metrics.map((name) => [METRIC + name, name]), ...LAST_COLUMNS.filter(isUsed)];
+    this.described ??= ITEM_COLUMNS.flatMap((column) => (column.kind === "numbers"
+      ? this.metrics.map((name) => ({ ...column, name: METRIC + name, title: name, kind: "number" })) : [column]))
+      .map((column) => ({ ...column, ...(column.name === "error" && { title: ERROR_TITLE }), write: writer(column, isMetric(column.name) ? this.cells(column.name) : []) }));
+    return this.described.filter(({ name, needs = 0 }) => !needs || this.values.get(name).size >= needs);
+  }
+
+  cells(column) {
+    return [...this.rows.values()].map((row) => value(row, column)).filter((cell) => cell !== undefined);
   }
 
   search(query) {
@@ -75,7 +79,7 @@ export class Items {
   // seconds since the start of the run.
   shown(now) {
     if (this.ordered && this.column !== "took") return this.ordered;
-    const key = (row) => value(row, this.column, now), sign = this.descending ? -1 : 1;
+    const key = (row) => (isMetric(this.column) ? Number : (cell) => cell)(value(row, this.column, now)), sign = this.descending ? -1 : 1;
     const found = [...this.rows.values()].filter((row) => this.fits(row)).map((row) => [key(row), row]);
     found.sort(([a, one], [b, other]) => compare(a, b, sign) || one.item - other.item);
     this.ordered = found.map(([, row]) => row);
@@ -89,6 +93,7 @@ export class Items {
 
 // Return the value of a row in a column; undefined if the row has none.
 export function value(row, column, now) {
+  if (column === "error") return row.said;
   if (column === "took") return row.took ?? Math.max(0, now - row.began);
   return isMetric(column) ? row.metrics[column.slice(METRIC.length)] : row[column];
 }
@@ -98,7 +103,7 @@ export function isMetric(column) {
 }
 
 function compare(a, b, sign) {
-  const missing = (each) => each === undefined || each === "" || Number.isNaN(each);
+  const missing = (each) => each == null || each === "" || Number.isNaN(each);
   if (missing(a) || missing(b)) return missing(a) - missing(b);
   return a < b ? -sign : a > b ? sign : 0;
 }

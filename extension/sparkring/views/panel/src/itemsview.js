@@ -3,17 +3,15 @@
 
 import { ChartsView } from "./charts.js";
 import { button, make, put } from "./elements.js";
-import { isMetric, value } from "./items.js";
+import { ITEM_COLUMNS, RIGHT } from "./constants.js";
+import { value } from "./items.js";
 import { LogView } from "./log.js";
 import { itemCharts } from "./series.js";
-import { duration, number } from "./words.js";
+import { writer } from "./words.js";
 
 const ROW = 20; // px, as in panel.css
-const SIGNS = { running: "▶", finished: "✓", failed: "✗", stopped: "■", kept: "✓", pruned: "✂" };
-// The minimum width of each column in px, and its share of the remaining width. If the box is too narrow, it scrolls.
-const WIDTHS = { item: [48], name: [140, 1.5], state: [84], attempt: [56], place: [100], took: [72], value: [80, 1], said: [180, 2] };
-const METRIC_WIDTH = [80], GAP = 12; // px, as in panel.css
-const RIGHT = new Set(["item", "attempt", "took"]);
+const GAP = 12; // px, as in panel.css
+const stateWords = writer(ITEM_COLUMNS.find(({ name }) => name === "state"), []);
 
 export class ItemsView {
   constructor(panel) {
@@ -140,7 +138,7 @@ export class ItemsView {
       if (isChosen) active = id(row.item);
       const element = make("div", { class: `sr-itemrow sr-item-${row.state}`, role: "row", "data-item": row.item, id: id(row.item),
         "aria-rowindex": first + at + 2, "aria-selected": String(isChosen), style: `transform: translateY(${(first + at) * ROW}px)` });
-      for (const [column] of columns) element.append(cell(row, column, now));
+      element.append(...columns.map((column) => make("span", { role: "gridcell", class: side(column) }, column.write(value(row, column.name, now)))));
       return element;
     }));
     if (active) this.box.setAttribute("aria-activedescendant", active);
@@ -154,8 +152,7 @@ export class ItemsView {
     this.whole.hidden = !row;
     if (!row) return true;
     put(this.title, `${row.item}  ${row.name}`);
-    const failed = [row.error, row.why].filter(Boolean).join("\n");
-    put(this.words, [failed || `${SIGNS[row.state]} ${row.state}`, row.value].filter(Boolean).join("\n"));
+    put(this.words, [row.error || stateWords(row.state), row.advice, row.value].filter(Boolean).join("\n"));
     if (this.told?.row !== row) this.told = { row, ...itemCharts(row) };
     this.charts.draw(this.told);
     const done = this.log.draw();
@@ -168,11 +165,11 @@ export class ItemsView {
     if (signature === this.headDrawn) return;
     this.headDrawn = signature;
     const focused = this.head.contains(document.activeElement) ? document.activeElement.dataset.column : null;
-    const widths = columns.map(([name]) => WIDTHS[name] ?? METRIC_WIDTH);
+    const widths = columns.map(({ width, share }) => [width, share]); // if the box is too narrow, it scrolls
     this.box.style.setProperty("--sr-columns", widths.map(([least, share]) => (share ? `minmax(${least}px, ${share}fr)` : `${least}px`)).join(" "));
     this.box.style.setProperty("--sr-width", `${widths.reduce((sum, [least]) => sum + least + GAP, -GAP)}px`);
-    this.head.replaceChildren(...columns.map(([name, title]) => make("span",
-      { role: "columnheader", class: isRight(name) ? "sr-n" : "",
+    this.head.replaceChildren(...columns.map(({ name, title, kind }) => make("span",
+      { role: "columnheader", class: side({ kind }),
         "aria-sort": name === column ? (descending ? "descending" : "ascending") : false },
       make("button", { type: "button", "data-column": name, title: `sort by ${title}` },
         title + (name === column ? (descending ? " ▾" : " ▴") : "")))));
@@ -184,13 +181,6 @@ export class ItemsView {
   }
 }
 
-function cell(row, column, now) {
-  const found = value(row, column, now);
-  const text = found === undefined || found === null ? "" : isMetric(column) ? number(found) : column === "state" ? `${SIGNS[found]} ${found}`
-    : column === "took" ? duration(found) : String(found);
-  return make("span", { role: "gridcell", class: isRight(column) ? "sr-n" : "" }, text);
-}
-
-function isRight(column) {
-  return RIGHT.has(column) || isMetric(column);
+function side({ kind }) {
+  return RIGHT.includes(kind) ? "sr-n" : "";
 }

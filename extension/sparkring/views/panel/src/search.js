@@ -7,7 +7,7 @@ const FAR = 2; // a chart extends to FAR times the distance between the best val
 
 // Return the trials that have a value of the metric, except failed trials, in the order of their numbers.
 export function trialsOf(rows, metric) {
-  return [...rows].filter((row) => row.metrics[metric] !== undefined && row.state !== "failed")
+  return [...rows].filter((row) => Number.isFinite(row.metrics[metric]) && row.state !== "failed")
     .map(({ item, state, metrics, parameters, curves }) => ({ item, state, value: metrics[metric], parameters,
       curve: curves[metric] ?? [], whole: ENDED_WELL.has(state) }))
     .sort((a, b) => a.item - b.item);
