@@ -394,7 +394,7 @@ def accessible(notebook: Notebook, at: int) -> None:
     assert axe(notebook.page, f".jp-Notebook-cell[data-windowed-list-index='{at}'] .sr-panel") == []
 
 
-GREY, BLUE, GREEN, AMBER = (138, 138, 138), (47, 128, 208), (35, 147, 90), (185, 122, 16)
+GREY, BLUE, GREEN, AMBER = (118, 118, 118), (47, 128, 208), (35, 147, 90), (185, 122, 16)
 COLOURS = """(canvas) => {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   const found = new Set();

@@ -251,7 +251,7 @@ def test_curves_are_saved_as_pictures():
     assert shown.count('src="data:image/png;base64,') == 2
     assert "<b>&lt;i&gt;loss</b> by step" in shown
     assert 'alt="<i>loss of 2 items"' in shown, "an attribute may have any text"
-    assert "blue: finished; red: failed" in shown
+    assert "blue: finished · red: failed" in shown
     assert "data:image" not in html.panel(record._replace(outcome=None), now=103.0, final=False)
 
 
@@ -319,7 +319,7 @@ def test_a_search_as_pictures():
     assert shown.count('src="data:image/png;base64,') == 3
     assert 'alt="lr, act, width and val_loss of all trials"' in shown
     assert "3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1)" in shown
-    assert "blue: finished; grey: pruned; orange: best" in shown
+    assert "grey: pruned · blue: finished · orange: best" in shown
     first = re.search(r"best val_loss</small></caption>.*?<td[^>]*>(\d+)</td>", shown)
     assert first is not None
     assert first[1] == "1", "the best trial"
@@ -347,12 +347,12 @@ def test_the_page_is_told_of_a_search():
         return [message for message in feed.news(record, now) if message["kind"] == kind]
 
     (search,) = told(searched(over=False), 103.0, "search")
-    assert (search["metric"], search["mode"], search["importance"]) == ("val_loss", "min", {})
+    assert (search["metric"], search["mode"], search["importance"]) == ("val_loss", "min", [])
     assert search["parameters"][0] == {"name": "lr", "low": 1e-4, "high": 1e-1, "log": True, "choices": []}
     assert json.loads(json.dumps(search)) == search
     assert not told(searched(over=False), 110.0, "search"), "an unchanged search was sent twice"
     (search,) = told(searched(over=True), 120.0, "search")
-    assert search["importance"] == {"act": 0.25, "lr": 0.75}
+    assert search["importance"] == [("lr", 0.75, "75 %"), ("act", 0.25, "25 %")]
     rows = [row for each in live.whole(searched(over=True), 120.0) if each["kind"] == "items" for row in each["rows"]]
     assert rows[1][-3:] == (
         {"lr": 0.01, "act": "<i>tanh</i>", "width": 128},

@@ -11,11 +11,12 @@ from sparkring.history.events import (
     RankExited,
     RankFailed,
     RankFinished,
+    RankUsed,
     RunFinished,
     SourceLine,
     StackTaken,
 )
-from sparkring.views.description import Column, writer
+from sparkring.views.description import Column, column_texts, fact
 
 CODE = "%%horovod -n -4\nimport time\ndef train(x):\n    y = x + 1\n    raise ValueError(x)\n\ntrain(3)\n"
 TRACEBACK = (
@@ -36,13 +37,17 @@ def test_the_page_has_the_same_words():
     write = {
         "ticking": describe.duration,
         "numbers": lambda values: [*map(describe.numbers([*map(float, values)]), map(float, values))],
-        "cells": lambda kind, cell: writer(Column("", "", kind, signs={"failed": "✗"}), [cell])(cell),
+        "cells": lambda kind, cell: column_texts(Column("", "", kind, signs={"failed": "✗"}), [cell])[0],
+        "facts": lambda title, kind, cell: fact(Column("", title, kind, noun="step"), cell, "batch"),
+        "usage_words": lambda used: describe.usage_words(used and RankUsed(*used)),
         "counted": lambda given: describe.counted(*given),
     }
     for name, cases in same.items():
         worded = write.get(name) or getattr(describe, name)
         for *given, words in cases:
-            value = [float(each) if name != "cells" and isinstance(each, str) else each for each in given]
+            value = [
+                float(each) if name not in ("cells", "facts") and isinstance(each, str) else each for each in given
+            ]
             assert worded(*value) == words, (name, given)
 
 

@@ -1,4 +1,5 @@
 import io
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,9 +11,11 @@ from sparkring.capture.cell import CapturedName
 from sparkring.history.events import Output, RunFinished
 from sparkring.runtime.kernel import tell
 from sparkring.views import html, panel, show_run
+from sparkring.views.description import Column, Table
 from sparkring.views.html import HtmlView
+from sparkring.views.markup import enclosed
 from sparkring.views.panel import PanelView
-from sparkring.views.tables import show_captured, show_table, table_html, table_text
+from sparkring.views.tables import described, show_captured, show_table, table_html, table_text
 from sparkring.views.terminal import TerminalView
 
 ROWS = [("2026-11-20_a", "train <b>", "3.2 s", "\x1b[2Jfailed"), ("2026-11-19_b", "漢字", "12 s", "")]
@@ -117,6 +120,26 @@ def test_a_table_as_html(unfolded):
     page = unfolded(table_html(HEADERS, ROWS))
     assert '<td align="left">train &lt;b&gt;</td><td class="sr-n" align="right">3.2 s</td>' in page
     assert "\x1b" not in page
+
+
+def test_a_described_table(unfolded):
+    """A column is left out if it has too few different values. Numbers of a column have the same form."""
+    columns = (
+        Column("item", "#", "count"),
+        Column("host", "host", needs=2),
+        Column("backlog", "backlog", "count", needs=1),
+        Column("saved", "saved", "check", needs=1),
+        Column("metrics", "", "numbers"),
+        Column("error", "error", needs=1, most=6),
+    )
+    rows = [
+        (0, "a", 0, False, {"loss": 0.5, "b": "nan"}, "<i> is long"),
+        (1234, "a", None, False, {"loss": 0.03125}, ""),
+    ]
+    shown = unfolded(enclosed(described(Table(columns, rows))))
+    assert re.findall(r"<t[hd]\b[^>]*>([^<]*)<", shown) == [
+        "#", "backlog", "loss", "b", "error", "0", "0", "0.5000", "nan", "&lt;i&gt; i…", "1,234", "", "0.0312", "", "",
+    ]  # fmt: skip
 
 
 def test_tables_are_shown_where_python_runs(monkeypatch, capsys, kernel):

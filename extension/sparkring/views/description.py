@@ -2,7 +2,7 @@
 
 A section (views/sections) makes the description from a run's record. tables.py and figure.py draw it as HTML that a
 notebook saves. live.py sends its values to the page, where the panel's script draws it. The page knows the columns and
-colours from panel/src/constants.js (page_constants.py). writer() has its twin in panel/src/words.js.
+colours from panel/src/constants.js (page_constants.py). column_texts() has its twin, writer(), in panel/src/words.js.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from sparkring.history import describe
 
-# The kinds of cells: `whole` is a duration in whole seconds, `state` is a state with its sign, `check` is a mark or
-# nothing, and `numbers` maps names to numbers, which get a column each.
-Kind = Literal["text", "count", "number", "numbers", "duration", "whole", "state", "check"]
+# The kinds of cells: `whole` is a duration in whole seconds, `percent` a fraction, `counted` a number of things,
+# `state` a state with its sign, `check` a mark or nothing. `numbers` maps names to numbers, which get a column each.
+Kind = Literal["text", "count", "number", "numbers", "duration", "whole", "percent", "counted", "state", "check"]
 RIGHT = ("count", "number", "numbers", "duration", "whole")  # the kinds of cells that are aligned to the right
 # None is a missing value. Numbers that are not finite are texts, since JSON has none: nan, inf, -inf.
 Cell = str | int | float | bool | None | Mapping[str, "float | str"]
@@ -27,6 +27,7 @@ class Column:
 
     The column is shown if it has at least `needs` different values. `width` is its least width in pixels in the page,
     and `share` its share of the width that remains. HTML shows at most `most` characters of a cell; 0 means all.
+    `signs` are those of the states, and `noun` is what is counted.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Column:
     share: float = 0
     most: int = 0
     signs: Mapping[str, str] = field(default_factory=dict)
+    noun: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,24 +94,45 @@ class Bars:
     legend: str
 
 
-def writer(column: Column, cells: Sequence[Cell]) -> Callable[[Cell], str]:
-    """Return the function that writes a cell of a column as text. `cells` are the cells of the column."""
-    write: Callable[[Any], str] = str
+def worded(column: Column, cell: Any, number: Callable[[float], str] = describe.number) -> str:
+    """Return a cell of a column as text. `number` writes the numbers of the column."""
+    if cell is None:
+        return ""
     match column.kind:
         case "count":
-            write = "{:,}".format
+            return f"{cell:,}"
         case "number":
-            number = describe.numbers([float(cell) for cell in cells if isinstance(cell, (int, float, str))])
-            write = lambda cell: number(float(cell))  # noqa: E731
+            return number(float(cell))
         case "duration":
-            write = lambda cell: describe.duration(float(cell))  # noqa: E731
+            return describe.duration(float(cell))
         case "whole":
-            write = lambda cell: describe.duration(int(cell))  # noqa: E731
+            return describe.duration(int(cell))
+        case "percent":
+            return describe.percent(cell)
+        case "counted":
+            return describe.counted(cell, column.noun)
         case "state":
-            write = lambda cell: f"{column.signs[cell]} {cell}"  # noqa: E731
+            return f"{column.signs[cell]} {cell}"
         case "check":
-            write = lambda cell: "✓" if cell else ""  # noqa: E731
-    return lambda cell: "" if cell is None else write(cell)
+            return "✓" if cell else ""
+    return str(cell)
+
+
+def column_texts(column: Column, cells: Sequence[Any]) -> list[str]:
+    """Return the cells of a column as texts. All its numbers have the same form."""
+    known = [float(cell) for cell in cells if cell is not None] if column.kind == "number" else []
+    number = describe.numbers(known)
+    return [worded(column, cell, number) for cell in cells]
+
+
+def fact(column: Column, cell: Cell, noun: str = "step") -> str:
+    """Return one cell in words, for places without a table: the column's title with the cell in it; '' for no cell.
+
+    The title may contain `{noun}` or `{nouns}`, which become what a step is called.
+    """
+    written = worded(column, cell)
+    title = column.title.replace("{noun}", noun).replace("{nouns}", describe.plural(noun))
+    return title.replace("{}", written) if written else ""
 
 
 def expanded(table: Table, most: int) -> Table:
@@ -122,7 +145,7 @@ def expanded(table: Table, most: int) -> Table:
             names = list(dict.fromkeys(name for each in values if isinstance(each, Mapping) for name in each))[:most]
             columns += [Column(name, name, "number") for name in names]
             cells += [[each.get(name) if isinstance(each, Mapping) else None for each in values] for name in names]
-        elif len({each for each in values if each not in (None, "", False)}) >= column.needs:
+        elif len({each for each in values if each != "" and each is not None and each is not False}) >= column.needs:
             columns.append(column)
             cells.append(values)
     return Table(tuple(columns), list(zip(*cells, strict=True)))

@@ -34,10 +34,9 @@ import time as clock
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkring.history import describe, item_records, lines, metrics, progress, reading, stream_records
+from sparkring.history import describe, item_records, lines, progress, reading, stream_records
 from sparkring.history.events import Displayed
 from sparkring.history.item_records import ItemRecord
-from sparkring.history.progress import Lag, Pace
 from sparkring.history.record import LogLine, RankRecord, RunRecord, Sample
 from sparkring.history.stream_records import StreamRecord
 from sparkring.views import displays
@@ -53,15 +52,13 @@ STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
 PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, because the ranks may need the processor
 NOTICES = 5
 ITEM_DETAILS = ("began", "advice", "parameters", "by", "curves")
-# If there are more ranks, the page shows no lanes, and needs no samples. panel/src/ranks.js has the same number.
+# If there are more ranks, the page shows no lanes, and needs no samples.
 MOST_LANES = 32
 RUNNING_POINTS = 4_000  # the most points of running items' curves in a message; ended items' curves are sent whole
 _LINE_BYTES = 20  # for a line's rank, stream, time and quotes
 _INDEX_BYTES = 5  # of an entry of the column `line`
-_STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
-_FOLLOWED = "y"  # the state of a rank that failed after another rank had failed
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
-_NO_USAGE: Message = {"kind": "usage", "used": [], "waiting": [], "starves": []}
+_NO_USAGE: Message = {"kind": "usage", "used": [], "waiting": [], "starves": [], "starving": ""}
 
 Section = Callable[[RunRecord, float, Form], str]
 
@@ -270,7 +267,7 @@ def search_message(record: RunRecord) -> Message:
         "parameters": [
             each._asdict() | {"choices": [lines.plain(choice) for choice in each.choices]} for each in search.parameters
         ],
-        "importance": dict(search.importance),
+        "importance": describe.importances(search),
     }
 
 
@@ -349,40 +346,7 @@ def state_message(record: RunRecord, now: float) -> Message:
         "noun": describe.step_noun(record),
         "streamed": record.stream is not None,
         "pooled": record.items is not None,
-        "ranks": _ranks(record, lags),
-    }
-
-
-def _ranks(record: RunRecord, lags: Sequence[Lag]) -> Message:
-    """Return facts about the ranks. Most of them are columns with a value for each rank.
-
-    `heard` is the time of a rank's last message. `step` is the rank's step in the epoch, or None if it reports no step.
-    `done` is the completed fraction of the run, and `rate` is in steps per second; both are None if not known. `behind`
-    maps the ranks that are behind the others to the number of steps.
-    """
-    hosts = sorted({rank.host for rank in record.ranks})
-    place = {host: at for at, host in enumerate(hosts)}
-    first, places, paces = metrics.first_epoch(record), progress.places(record), progress.paces(record)
-    told = [places.get(rank.rank) for rank in record.ranks]
-    pace = [paces.get(rank.rank, Pace()) for rank in record.ranks]
-    return {
-        "state": "".join(_state(record, rank) for rank in record.ranks),
-        "hosts": hosts,
-        "host": [place[rank.host] for rank in record.ranks],
-        "pid": [rank.pid for rank in record.ranks],
-        "heard": [round(rank.last_heard, 1) for rank in record.ranks],
-        "lines": [rank.line_count for rank in record.ranks],
-        "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in told],
-        "step": [each.step if each else None for each in told],
-        "done": [None if each.fraction is None or record.stream else round(each.fraction, 6) for each in pace],
-        "rate": [None if each.rate is None else float(f"{each.rate:.2g}") for each in pace],
-        "behind": {lag.rank: lag.steps for lag in lags},
-        "gpu": {rank.rank: describe.gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},
-        "failure": {
-            rank.rank: describe.first_line(rank.failure.summary, 200)
-            for rank in record.ranks
-            if rank.failure is not None
-        },
+        "ranks": ranks.described(record, lags),
     }
 
 
@@ -390,18 +354,20 @@ def usage_message(record: RunRecord, now: float) -> Message:
     """Return the resources that each rank uses, and the percentage of the time that it waits for data.
 
     `used` and `waiting` are columns, or empty if nothing is known. `starves` holds the running ranks that wait too
-    long.
+    long, and `starving` says so.
     """
     if record.items is not None:  # the ranks of a pool have no tiles
         return _NO_USAGE
     waits = reading.waits(record, now)
     percent = {rank: round(100 * (each.waiting or 0.0)) for rank, each in waits.items()}
     running = {rank.rank for rank in record.ranks if rank.state == "running"}
+    starves = [rank for rank, each in waits.items() if each.mark == "starves" and rank in running]
     return {
         "kind": "usage",
         "used": [_used(rank) for rank in record.ranks] if any(rank.used for rank in record.ranks) else [],
         "waiting": [percent.get(rank.rank) for rank in record.ranks] if waits else [],
-        "starves": [rank for rank, each in waits.items() if each.mark == "starves" and rank in running],
+        "starves": starves,
+        "starving": describe.starving_words({rank: percent[rank] for rank in starves}),
     }
 
 
@@ -418,9 +384,3 @@ def _used(rank: RankRecord) -> list[Any] | None:
 def _row(found: Sample, began: float) -> list[Any]:
     """Return a Sample as a row of panel/src/usage.js."""
     return [round(found.time - began, 1), found.cpu_percent, found.memory_bytes, found.gpu_percent, found.gpu_bytes]
-
-
-def _state(record: RunRecord, rank: RankRecord) -> str:
-    if rank.state == "failed" and record.failed_rank not in (None, rank.rank):
-        return _FOLLOWED
-    return _STATES[rank.state]

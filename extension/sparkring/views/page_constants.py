@@ -12,7 +12,7 @@ from typing import Any
 
 from sparkring.views import live, markup
 from sparkring.views.description import RIGHT, Column
-from sparkring.views.sections import items, stream
+from sparkring.views.sections import items, ranks, search, stream
 
 PATH = Path(__file__).parent / "panel" / "src" / "constants.js"
 
@@ -26,8 +26,17 @@ def script() -> str:
         "AMBER": markup.AMBER,
         "RANK_COLOURS": markup.RANK_COLOURS,
         "RIGHT": RIGHT,
+        "RANK_STATES": ranks.STATES,
+        "RANK_FACTS": ranks.FACTS,
+        "SILENT_S": ranks.SILENT_S,
+        "MOST_LANES": live.MOST_LANES,
         "ITEM_COLUMNS": items.COLUMNS,
         "ITEM_DETAILS": live.ITEM_DETAILS,
+        "TRIAL_KINDS": search.KINDS,
+        "TRIALS_LEGEND": search.legend(search.KINDS),
+        "WHOLE": search.WHOLE,
+        "FAR": search.FAR,
+        "EQUAL": search.EQUAL,
         "BATCH_COLUMNS": stream.COLUMNS,
         "BATCH_PARTS": stream.COLOURS,
         "BATCH_TITLE": stream.TITLE,

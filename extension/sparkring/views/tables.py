@@ -10,7 +10,7 @@ from sparkring.history.describe import size
 from sparkring.history.events import CapturedName
 from sparkring.history.lines import plain
 from sparkring.runtime.kernel import in_notebook, write
-from sparkring.views.description import RIGHT, Table, expanded, writer
+from sparkring.views.description import RIGHT, Table, column_texts, expanded
 from sparkring.views.markup import enclosed, note, text, warning
 
 _ONE = r"[\d.,]+( [a-zA-Z%]{1,3}( \d+ [a-z]{1,3})?)?"
@@ -89,16 +89,16 @@ def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str 
     return _table(headers, cells, _numeric(cells, len(headers)), note)
 
 
-def described(table: Table, note: str = "", *, numbers: int = METRICS_SHOWN) -> str:
-    """Return a described table like bare_table(), with at most `numbers` columns of metrics; '' if it has no rows."""
+def described(table: Table, note: str = "") -> str:
+    """Return a described table as bare_table() does, with the first METRICS_SHOWN metrics; '' if it has no rows."""
     if not table.rows:
         return ""
-    shown = expanded(table, numbers)
+    shown = expanded(table, METRICS_SHOWN)
     columns = []
     for at, column in enumerate(shown.columns):
         cells = [row[at] for row in shown.rows]
         most = column.most or CELL_CHARACTERS
-        columns.append([_cell(written, most) for written in map(writer(column, cells), cells)])
+        columns.append([_cell(written, most) for written in column_texts(column, cells)])
     right = [column.kind in RIGHT for column in shown.columns]
     return _table([column.title for column in shown.columns], list(zip(*columns, strict=True)), right, note)
 

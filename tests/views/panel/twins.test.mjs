@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { Filter, Lines } from "../../../extension/sparkring/views/panel/src/lines.js";
+import { Usage } from "../../../extension/sparkring/views/panel/src/usage.js";
 import * as words from "../../../extension/sparkring/views/panel/src/words.js";
 
 const read = (name) => JSON.parse(readFileSync(new URL(`../${name}`, import.meta.url), "utf8"));
@@ -27,12 +28,14 @@ for (const { what, lines, folded: wanted } of read("folding.json")) {
 const known = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 const revived = (value) => (Array.isArray(value) ? value.map(revived) : known[value] ?? value);
 const WRITE = { ...words, rank_numbers: words.rankNumbers, counted: (given) => words.counted(...given),
+  rank_list: words.rankList, facts: (title, kind, cell) => words.fact({ title, kind, noun: "step" }, cell, "batch"),
+  usage_words: (used) => new Usage().words.call({ used: [used] }, 0),
   cells: (kind, cell) => words.writer({ kind, signs: { failed: "✗" } }, [cell])(cell), numbers: (values) => values.map(words.numbers(values)) };
 
 for (const [name, cases] of Object.entries(read("words.json"))) {
   test(`words: ${name}`, () => {
     for (const given of cases) {
-      const values = name === "cells" ? given : revived(given.slice(0, -1)), text = given.at(-1);
+      const values = ["cells", "facts"].includes(name) ? given : revived(given.slice(0, -1)), text = given.at(-1);
       assert.deepEqual(WRITE[name](...values), text, JSON.stringify(given));
     }
   });

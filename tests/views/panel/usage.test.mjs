@@ -5,8 +5,6 @@ import { mute } from "../../../extension/sparkring/views/panel/src/ranks.js";
 import { test } from "node:test";
 import { HEIGHT, Usage, WIDTH, counted, curve } from "../../../extension/sparkring/views/panel/src/usage.js";
 
-const WORDS = { r: "running", f: "finished", x: "failed", s: "stopped", i: "not taking part" };
-
 test("a curve goes from left to right below its highest value", () => {
   assert.equal(curve([[0, 0], [5, 50], [10, 100]], 0, 10, 100), `M0.0 ${HEIGHT}L0.0 11.0L20.0 5.5L${WIDTH}.0 0.0V${HEIGHT}Z`);
   assert.equal(curve([[5, 1], [10, 1]], 0, 10, 1).split("L")[1], "20.0 0.0", "a rank that began later begins further right");
@@ -30,9 +28,9 @@ test("samples of all messages are kept, and an attempt drops them", () => {
 
 test("a running rank is counted once", () => {
   const known = { behind: { 1: 20 }, silent: [false, false, true, false, false, false], starves: [1, 3] };
-  assert.equal(counted("rrrrrf", known, WORDS), "1 behind · 1 silent · 1 waiting for data · 2 running · 1 finished");
-  assert.equal(counted("ffi", { behind: {}, silent: [], starves: [] }, WORDS), "2 finished · 1 not taking part");
-  assert.equal(counted("fsxs", { behind: {}, silent: [], starves: [] }, WORDS), "1 failed · 1 finished · 2 stopped");
+  assert.equal(counted("rrrrrf", known), "1 behind · 1 silent · 1 waiting for data · 2 running · 1 finished");
+  assert.equal(counted("ffi", { behind: {}, silent: [], starves: [] }), "2 finished · 1 not taking part");
+  assert.equal(counted("fsxs", { behind: {}, silent: [], starves: [] }), "1 failed · 1 finished · 2 stopped");
 });
 
 test("silent ranks are named if they are few", () => {

@@ -24,6 +24,7 @@ from sparkring.history.describe.gpus import idle_gpus as idle_gpus
 from sparkring.history.describe.item_runs import best_trial as best_trial
 from sparkring.history.describe.item_runs import explain_items as explain_items
 from sparkring.history.describe.item_runs import importance as importance
+from sparkring.history.describe.item_runs import importances as importances
 from sparkring.history.describe.item_runs import item_error as item_error
 from sparkring.history.describe.item_runs import item_value as item_value
 from sparkring.history.describe.item_runs import items as items
@@ -37,6 +38,7 @@ from sparkring.history.describe.progress import metric_words as metric_words
 from sparkring.history.describe.progress import outcome as outcome
 from sparkring.history.describe.progress import progress_words as progress_words
 from sparkring.history.describe.progress import short as short
+from sparkring.history.describe.progress import starving_words as starving_words
 from sparkring.history.describe.progress import took as took
 from sparkring.history.describe.run import elapsed_s as elapsed_s
 from sparkring.history.describe.run import facts as facts
@@ -75,6 +77,7 @@ from sparkring.history.describe.text import number as number
 from sparkring.history.describe.text import numbers as numbers
 from sparkring.history.describe.text import percent as percent
 from sparkring.history.describe.text import plain_lines as plain_lines
+from sparkring.history.describe.text import plural as plural
 from sparkring.history.describe.text import rank_list as rank_list
 from sparkring.history.describe.text import rank_numbers as rank_numbers
 from sparkring.history.describe.text import size as size

@@ -18,7 +18,7 @@ from sparkring.history.describe.text import (
     rank_numbers,
 )
 from sparkring.history.events import CodeFrame, Failure
-from sparkring.history.item_records import ItemRecord, ItemsRecord
+from sparkring.history.item_records import ItemRecord, ItemsRecord, Search
 from sparkring.history.lines import plain
 from sparkring.history.record import RunRecord
 from sparkring.history.stacks import CELL_NAME
@@ -57,10 +57,14 @@ def best_trial(record: RunRecord) -> str:
 def importance(record: RunRecord) -> str:
     """Say how important each parameter of a search is: `importance: lr 72 %, width 20 %`; '' if this is not known."""
     search = None if record.items is None else record.items.search
-    if search is None or not search.importance:
-        return ""
-    ranked = sorted(search.importance.items(), key=lambda found: -found[1])[:METRICS_NAMED]
-    return f"importance: {', '.join(f'{plain(name)} {100 * share:.0f} %' for name, share in ranked)}"
+    ranked = [] if search is None else importances(search)[:METRICS_NAMED]
+    return f"importance: {', '.join(f'{name} {words}' for name, _, words in ranked)}" if ranked else ""
+
+
+def importances(search: Search) -> list[tuple[str, float, str]]:
+    """Return the name of each parameter, its share of the importance, and the share in words; the largest first."""
+    ranked = sorted(search.importance.items(), key=lambda found: -found[1])
+    return [(plain(name), share, f"{100 * share:.0f} %") for name, share in ranked]
 
 
 def items_progress(record: RunRecord, now: float) -> str:

@@ -127,3 +127,10 @@ def lag_words(found: Sequence[Lag], causes: Mapping[int, str] = MappingProxyType
     most, least = found[0].steps, found[-1].steps
     span = f"{least:,} to {counted(most, 'step')}" if least < most else counted(most, "step")
     return f"{rank_list([lag.rank for lag in found])} are {span} behind"
+
+
+def starving_words(percents: Mapping[int, int]) -> str:
+    """Say which ranks wait for data, from the percentages of their time: `rank 3 waits for data 76 % of the time`."""
+    if len(percents) < 2:
+        return "".join(f"rank {rank} waits for data {percent} % of the time" for rank, percent in percents.items())
+    return f"{rank_list(percents)} wait for data much of the time"

@@ -86,7 +86,7 @@ def _pictures(items: Sequence[ItemRecord]) -> str:
         caption = f"<figcaption><b>{text(name)}</b> by {drawn[-1].by}</figcaption>"
         figures.append(figure(caption, picture, f"{name} of {describe.counted(len(drawn), 'item')}"))
     any_failed = any(each.state == "failed" for drawn in found.values() for each in drawn)
-    said = paragraph("blue: finished; red: failed" if any_failed else "")
+    said = paragraph("blue: finished · red: failed" if any_failed else "")
     return f'<div class="sr-charts">{"".join(figures)}{said}</div>'
 
 

@@ -3,27 +3,92 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sparkring.history import describe, lines, metrics, progress, reading
-from sparkring.history.describe import counted, duration, gpu_words, size, usage_words
+from sparkring.history.describe import counted, gpu_words, size, usage_words
 from sparkring.history.events import GpuUsed
+from sparkring.history.progress import Lag, Pace
 from sparkring.history.record import RankRecord, RankState, RunRecord
-from sparkring.views.markup import text
+from sparkring.views.description import Column, fact
+from sparkring.views.markup import note, text
 from sparkring.views.sections import Form
 from sparkring.views.tables import bare_table
 
 GPU_ROWS = 16
 TILES_WITH_NUMBERS, MOST_TILES = 32, 128
 
-SIGNS: dict[RankState, tuple[str, str]] = {
-    "starting": ("", "…"),
-    "running": ("r", "▶"),
-    "finished": ("f", "✓"),
-    "failed": ("x", "✗"),
-    "stopped": ("s", "■"),
-    "idle": ("i", "·"),
+# The sign and the words of each state, in the order in which a line counts ranks. The letters are classes of style.css.
+STATES = {
+    "x": ("✗", "failed"),
+    "y": ("✗", "failed after another rank"),
+    ".": ("…", "starting"),
+    "r": ("▶", "running"),
+    "f": ("✓", "finished"),
+    "s": ("■", "stopped"),
+    "i": ("·", "not taking part"),
 }
+_LETTERS: dict[RankState, str] = {
+    "starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i",
+}  # fmt: skip
+SILENT_S = 2  # the silence of a running rank is a fact from this time on
+# What the label of a rank says; fact() turns the titles into words.
+FACTS = (
+    Column("host", "{}"),
+    Column("pid", "process {}"),
+    Column("lines", "{}", "counted", noun="line"),
+    Column("silence", "silent for {}", "whole"),
+    Column("usage", "{}"),
+    Column("gpu", "{}"),
+    Column("epoch", "epoch {}", "count"),
+    Column("step", "{noun} {}", "count"),
+    Column("done", "{} of the run", "percent"),
+    Column("rate", "{} {nouns}/s", "number"),
+    Column("waits", "waits for data {} % of the time", "count"),
+    Column("behind", "{} behind", "counted", noun="step"),
+    Column("failure", "{}"),
+)
+
+
+def letter(record: RunRecord, rank: RankRecord) -> str:
+    """Return the letter of a rank's state, which is a key of STATES."""
+    followed = rank.state == "failed" and record.failed_rank not in (None, rank.rank)
+    return "y" if followed else _LETTERS[rank.state]
+
+
+def described(record: RunRecord, lags: Sequence[Lag]) -> dict[str, Any]:
+    """Return what is known about the ranks, as JSON values. Most of them are columns with a value for each rank.
+
+    `heard` is the time of a rank's last message. `step` is the rank's step in the epoch, or None if it reports no step,
+    or has ended the epoch. `done` is the completed fraction of the run, and `rate` is in steps per second; both are
+    None if not known. `behind` maps the ranks that are behind the others to the number of steps.
+    """
+    hosts = sorted({rank.host for rank in record.ranks})
+    place = {host: at for at, host in enumerate(hosts)}
+    first, places, paces = metrics.first_epoch(record), progress.places(record), progress.paces(record)
+    found = [places.get(rank.rank) for rank in record.ranks]
+    pace = [paces.get(rank.rank, Pace()) for rank in record.ranks]
+    return {
+        "state": "".join(letter(record, rank) for rank in record.ranks),
+        "hosts": hosts,
+        "host": [place[rank.host] for rank in record.ranks],
+        "pid": [rank.pid for rank in record.ranks],
+        "heard": [round(rank.last_heard, 1) for rank in record.ranks],
+        "lines": [rank.line_count for rank in record.ranks],
+        "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in found],
+        "step": [each.step if each and not each.ends_epoch else None for each in found],
+        "done": [None if each.fraction is None or record.stream else round(each.fraction, 6) for each in pace],
+        "rate": [None if each.rate is None else float(f"{each.rate:.2g}") for each in pace],
+        "behind": {lag.rank: lag.steps for lag in lags},
+        "gpu": {rank.rank: gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},
+        "failure": {
+            rank.rank: describe.first_line(rank.failure.summary, 200)
+            for rank in record.ranks
+            if rank.failure is not None
+        },
+    }
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
@@ -35,58 +100,57 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     if not record.ranks or record.items is not None:  # the ranks of a pool are replaced during the run
         return ""
     lags = progress.lags(record) if record.outcome is None else []
-    behind = f"<div><small>{text(describe.lag_words(lags, reading.causes(record, now)))}</small></div>" if lags else ""
-    if record.size <= TILES_WITH_NUMBERS:
-        tiles = [_tile(record, rank, now) for rank in record.ranks]
-        return f'{behind}<div class="sr-ranks">{" ".join(tiles)}</div>'
-    counts = " · ".join(f"{count:,} {state}" for state, count in describe.states(record).items())
-    alike = [list(group) for _, group in itertools.groupby(record.ranks, lambda rank: _look(record, rank))]
-    tiles = [_tile(record, ranks[0], now) if len(ranks) == 1 else _wide_tile(record, ranks) for ranks in alike]
-    if len(tiles) > MOST_TILES:
-        shown = sum(map(len, alike[:MOST_TILES]))
-        counts += f" · showing the first {shown:,}:"
-    return f'<div><small>{counts}</small></div>{behind}<div class="sr-ranks">{" ".join(tiles[:MOST_TILES])}</div>'
-
-
-def _look(record: RunRecord, rank: RankRecord) -> tuple[str, str]:
-    name, sign = SIGNS[rank.state]
-    if rank.state == "failed" and rank.rank != record.failed_rank and record.failed_rank is not None:
-        name = "y"  # this rank failed after another rank had failed
-    return name, sign
+    behind = note(describe.lag_words(lags, reading.causes(record, now) if lags else {}))
+    few = record.size <= TILES_WITH_NUMBERS
+    alike = itertools.groupby(record.ranks, lambda rank: rank.rank if few else letter(record, rank))
+    groups = [list(group) for _, group in alike]
+    ranks = described(record, lags) if any(len(group) == 1 for group in groups) else {}
+    waits = {rank: round(100 * (each.waiting or 0.0)) for rank, each in reading.waits(record, now).items()}
+    tiles = [
+        _tile(record, group[0], ranks, waits, now) if len(group) == 1 else _wide_tile(record, group)
+        for group in groups[:MOST_TILES]
+    ]
+    shown = f'{behind}<div class="sr-ranks">{" ".join(tiles)}</div>'
+    if few:
+        return shown
+    letters = Counter(letter(record, rank) for rank in record.ranks)
+    counts = [f"{letters[each]:,} {words}" for each, (_, words) in STATES.items() if letters[each]]
+    if len(groups) > MOST_TILES:
+        counts.append(f"showing the first {sum(map(len, groups[:MOST_TILES])):,}:")
+    return note(" · ".join(counts)) + shown
 
 
 def _wide_tile(record: RunRecord, ranks: Sequence[RankRecord]) -> str:
-    name, sign = _look(record, ranks[0])
     span = f"{ranks[0].rank}–{ranks[-1].rank}"
-    state = "not taking part" if ranks[0].state == "idle" else ranks[0].state
-    shape = f' class="{name}"' if name else ""
-    return f'<span{shape} title="ranks {span} {state}, {len(ranks):,} in all">{span} {sign}</span>'
+    sign, state = STATES[letter(record, ranks[0])]
+    return f'<span{_shape(record, ranks[0])} title="ranks {span} {state}, {len(ranks):,} in all">{span} {sign}</span>'
 
 
-def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
-    name, sign = _look(record, rank)
-    silent_s = now - rank.last_heard if rank.state == "running" else 0.0
-    words = [f"rank {rank.rank} {'not taking part' if rank.state == 'idle' else rank.state}", rank.host]
-    words += [f"process {rank.pid}", counted(rank.line_count, "line")] if rank.pid else []
-    words += [f"silent for {duration(silent_s)}" if silent_s >= 2 else "", gpu_words(rank.gpus)]
-    words += [usage_words(rank.used)]
+def _tile(record: RunRecord, rank: RankRecord, ranks: dict[str, Any], waits: Mapping[int, int], now: float) -> str:
+    at = rank.rank
+    silence_s = now - rank.last_heard if rank.state == "running" and now - rank.last_heard >= SILENT_S else None
+    cells = {
+        **{name: ranks[name][at] for name in ("epoch", "step", "done", "rate")},
+        **{name: ranks[name].get(at) for name in ("behind", "gpu", "failure")},
+        "host": rank.host,
+        "pid": rank.pid or None,
+        "lines": rank.line_count if rank.pid else None,
+        "silence": silence_s,
+        "usage": usage_words(rank.used),
+        "waits": waits.get(at),
+    }
+    sign, state = STATES[ranks["state"][at]]
+    words = [f"rank {at} {state}", *(fact(each, cells[each.name], describe.step_noun(record)) for each in FACTS)]
     words += [f"last: {lines.plain(rank.tail[-1].text)[:80]}"] if rank.tail else []
-    shape = f' class="{name}"' if name else ""
-    place = " ".join(filter(None, (f"{rank.rank} {sign}", _place(record, rank))))
-    return f'<span{shape} title="{text(", ".join(filter(None, words)))}">{place}</span>'
+    place = describe.dotted(
+        "" if cells["epoch"] is None else f"e{cells['epoch']}", "" if cells["step"] is None else f"{cells['step']}"
+    )
+    shown = f"{at} {sign}" + (f" ({place})" if place and rank.state != "finished" else "")
+    return f'<span{_shape(record, rank)} title="{text(", ".join(filter(None, words)))}">{shown}</span>'
 
 
-def _place(record: RunRecord, rank: RankRecord) -> str:
-    """Return the last epoch and step of a rank that has not finished: `(e2 · 28)`; '' if it has reported none."""
-    found = progress.places(record).get(rank.rank)
-    if found is None or rank.state == "finished":
-        return ""
-    epoch, step = found.epoch, None if found.ends_epoch else found.step
-    told = [
-        f"e{epoch + 1 - metrics.first_epoch(record)}" if epoch is not None else "",
-        "" if step is None else f"{step}",
-    ]
-    return f"({describe.dotted(*told)})" if any(told) else ""
+def _shape(record: RunRecord, rank: RankRecord) -> str:
+    return "" if rank.state == "starting" else f' class="{letter(record, rank)}"'
 
 
 def gpus_html(record: RunRecord) -> str:
@@ -103,6 +167,6 @@ def gpus_html(record: RunRecord) -> str:
         power = "" if gpu.power_w is None else f"{gpu.power_w:,} W"
         heat = "" if gpu.temperature_c is None else f"{gpu.temperature_c} °C"
         rows.append((*user, gpu.address, gpu.name, size(gpu.used_bytes), size(gpu.total_bytes), busy, power, heat))
-    note = f"the first {GPU_ROWS} of {counted(len(used), 'GPU')}" if len(used) > GPU_ROWS else ""
+    some = f"the first {GPU_ROWS} of {counted(len(used), 'GPU')}" if len(used) > GPU_ROWS else ""
     user = ("host", "process") if record.model_gpus else ("rank",)
-    return bare_table((*user, "GPU", "name", "memory", "total", "busy", "power", "temperature"), rows, note)
+    return bare_table((*user, "GPU", "name", "memory", "total", "busy", "power", "temperature"), rows, some)

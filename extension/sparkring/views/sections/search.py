@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkring.history import describe
@@ -12,7 +12,7 @@ from sparkring.history.events import Searched
 from sparkring.history.item_records import ItemRecord, Search
 from sparkring.history.record import RunRecord
 from sparkring.views.figure import WIDTH, Drawing, figure, many_curves, pictures, ticked
-from sparkring.views.markup import AMBER, BLUE, GREY, paragraph, text
+from sparkring.views.markup import AMBER, BLUE, GREEN, GREY, paragraph, text
 from sparkring.views.sections import Form
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ EQUAL = 1e-9  # values whose relative difference is at most this are drawn as eq
 CURVES_SHOWN = 1_000
 _LABEL = 12  # the most characters of a choice that an axis shows
 WHOLE = ("finished", "kept")
+# The kinds of trials: the name of the colour, which the legend explains, and the colour. Later kinds are drawn over
+# earlier ones.
+KINDS = {"pruned": ("grey", GREY), "finished": ("blue", BLUE), "running": ("green", GREEN), "best": ("orange", AMBER)}
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
@@ -35,10 +38,10 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     trials = [each for each in known if math.isfinite(each.metrics.get(search.metric, math.nan))]
     if not trials:
         return ""
-    # The best trial is drawn last, and pruned trials first.
     best = -1 if search.best is None else search.best[0]
-    order = sorted(trials[-CURVES_SHOWN:], key=lambda each: (each.item == best, each.state in WHOLE))
-    looks = [_looks(each, best) for each in order]
+    order = sorted(trials[-CURVES_SHOWN:], key=lambda each: [*KINDS].index(kind(each, best)))
+    kinds = [kind(each, best) for each in order]
+    looks = [_LOOKS.get(each, {"lw": 0.7, "alpha": 0.7}) | {"color": KINDS[each][1]} for each in kinds]
     metric = text(search.metric)
     curves, history, parameters = pictures(
         [
@@ -55,19 +58,28 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     if any(each.curves.get(search.metric, ())[1:] for each in order):  # otherwise, the curves would be points
         caption = f"<figcaption><b>{metric}</b> by step or epoch</figcaption>"
         drawn.insert(0, figure(caption, curves, f"{search.metric} of all trials"))
-    told = paragraph("blue: finished; grey: pruned; orange: best") + paragraph(describe.importance(record))
+    told = paragraph(legend(kinds)) + paragraph(describe.importance(record))
     return f'<div class="sr-charts">{"".join(drawn)}{told}</div>'
 
 
-def _looks(trial: ItemRecord, best: int) -> dict[str, Any]:
+_LOOKS: dict[str, dict[str, Any]] = {"best": {"lw": 1.6}, "finished": {"lw": 0.8, "alpha": 0.6}}
+
+
+def kind(trial: ItemRecord, best: int) -> str:
+    """Return the kind of a trial, a key of KINDS. `best` is the number of the best trial."""
     if trial.item == best:
-        return {"color": AMBER, "lw": 1.6}
-    colour, width, alpha = (BLUE, 0.8, 0.6) if trial.state in WHOLE else (GREY, 0.7, 0.7)
-    return {"color": colour, "lw": width, "alpha": alpha}
+        return "best"
+    return "finished" if trial.state in WHOLE else "running" if trial.state == "running" else "pruned"
+
+
+def legend(kinds: Iterable[str]) -> str:
+    """Explain the colours of these kinds of trials: `grey: pruned · blue: finished`."""
+    shown = set(kinds)
+    return describe.dotted(*(f"{colour}: {each}" for each, (colour, _) in KINDS.items() if each in shown))
 
 
 def extent(values: Sequence[float], mode: str) -> tuple[float, float]:
-    """Return the lowest and the highest value that a chart shows. panel/src/search.js has the same function."""
+    """Return the lowest and the highest value that a chart shows. Its twin is in panel/src/search.js."""
     found = sorted(filter(math.isfinite, values))
     if not found:
         return 0.0, 1.0

@@ -1,8 +1,8 @@
 // The charts of the Overview and Metrics tabs.
 
-import uPlot from "uplot";
-import { GREEN, RED } from "./constants.js";
+import { GREEN, RANK_COLOURS, RED } from "./constants.js";
 import { background, button, choice, download, make, put, toggle } from "./elements.js";
+import { Plot, WHOLE_NUMBERS } from "./plot.js";
 import { axesOf, csv, isPositive, laid, placed, plotted, readings, SMOOTHING } from "./series.js";
 import { number, ticking } from "./words.js";
 
@@ -10,11 +10,8 @@ const LEAST_WIDTH = 320, LEAST_HEIGHT = 160, MOST_HEIGHT = 260; // px; the width
 const TICK = 6; // px: the height of a checkpoint's mark
 const RING = 4; // px: the radius of the mark of the best value
 const NEAR = 8; // px: the largest distance from a rank's line at which a click selects the rank
-export const FONT = "11px system-ui, sans-serif";
-// The intervals of the axis are whole numbers, because steps and epochs are whole numbers. Intervals of time are whole seconds,
-// minutes, hours or days.
-const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
-const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, ...WHOLE.map((days) => days * 172800)];
+// Intervals of time are whole seconds, minutes, hours or days.
+const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, ...WHOLE_NUMBERS.map((days) => days * 172800)];
 
 // The settings for the charts in all tabs of a panel.
 export const newLooks = () => ({ log: false, smoothing: "off", axis: null });
@@ -112,21 +109,16 @@ export class ChartsView {
 }
 
 // Curves that belong together, such as loss and val_loss, and their values at the cursor.
-class Chart {
+class Chart extends Plot {
   constructor(view) {
+    super();
     this.view = view;
     this.caption = make("figcaption");
-    this.place = make("div", { class: "sr-plot" });
-    this.reading = make("div", { class: "sr-reading", role: "status", hidden: true });
     this.csvButton = button("sr-tool", "CSV", "copy the values as CSV", () => this.takeValues());
     this.pngButton = button("sr-tool", "PNG", "copy the chart as a picture (PNG)", () => this.takePicture());
     this.element = make("figure", { tabindex: "0", role: "figure" }, this.caption, this.place,
       make("div", { class: "sr-take" }, this.csvButton, this.pngButton));
-    this.element.addEventListener("keydown", (event) => event.target === this.element && this.walk(event));
-    this.element.addEventListener("focus", () => this.read());
-    this.element.addEventListener("blur", () => this.leave());
-    this.place.addEventListener("mouseenter", () => { this.pointed = true; });
-    this.place.addEventListener("mouseleave", () => this.leave());
+    this.follow(this.element);
     this.place.addEventListener("click", (event) => this.choose(event));
   }
 
@@ -148,26 +140,23 @@ class Chart {
     return this.chart.curves.map(({ name }) => name).join(", ");
   }
 
+  get colour() {
+    return this.view.colour;
+  }
+
   draw() {
     const { looks, chosen } = this.view.panel, { axisName, height } = this.view;
     const { data, series, bands } = plotted(this.laid, { smoothing: SMOOTHING[looks.smoothing], chosen });
-    const log = looks.log && isPositive(this.laid), width = this.place.clientWidth, zoom = this.isZoomed() && this.axisName === axisName;
+    const log = looks.log && isPositive(this.laid), zoom = this.isZoomed() && this.axisName === axisName;
     const { min, max } = this.plot?.scales.x ?? {};
     const kind = JSON.stringify([log, axisName, devicePixelRatio, series.map(({ dash, width, rank }) => [dash, width === 0, rank !== undefined]), bands]);
     this.axisName = axisName;
-    this.place.style.height = `${height}px`;
-    if (this.kind !== kind) {
-      this.plot?.destroy();
-      this.plot = null; // the hooks run while the new plot is being made, and must not use the destroyed one
-      this.kind = kind;
-      this.plot = new uPlot({ width, height, ...this.options(log), series, bands }, data, this.place);
-      this.plot.over.append(this.reading);
+    if (this.renew(kind, height, data, { ...this.options(log), series, bands })) {
       if (zoom) this.plot.setScale("x", { min, max });
     } else {
       series.forEach(({ stroke, width, alpha, rank }, at) => {
         if (at) Object.assign(this.plot.series[at], { stroke: () => stroke, width, alpha, rank });
       });
-      if (this.plot.width !== width || this.plot.height !== height) this.plot.setSize({ width, height });
       this.plot.setData(data, !zoom);
       if (zoom) this.plot.redraw();
     }
@@ -175,17 +164,10 @@ class Chart {
   }
 
   options(log) {
-    const colour = () => this.view.colour, byTime = this.view.axisName === "time";
-    const axis = { stroke: colour, font: FONT, ticks: { show: false, size: 0 } };
-    const write = (how) => (plot, splits) => splits.map((value) => (value === null ? "" : how(value)));
+    const { axisName } = this.view;
     return {
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
-      axes: [
-        { ...axis, values: write(byTime ? ticking : number), incrs: byTime ? TIMES : WHOLE, grid: { show: false }, size: 18, gap: 4,
-          space: byTime ? 80 : 60, label: byTime ? "time since the start" : this.view.axisName, labelSize: 14, labelGap: 0, labelFont: FONT },
-        { ...axis, values: write(number), grid: { stroke: "#8883", width: 1 }, size: 52, gap: 4, space: 28 },
-      ],
-      legend: { show: false },
+      axes: axisName === "time" ? this.axes("time since the start", ticking, TIMES, 80) : this.axes(axisName, number),
       cursor: { y: false, points: { show: false }, sync: { key: this.view.panel.id } },
       hooks: {
         drawAxes: [(plot) => this.drawMarks(plot)],
@@ -240,12 +222,9 @@ class Chart {
 
   // Show the values of the curves beside the cursor, and highlight the rank that a click would select.
   read() {
-    const { idx, left } = this.plot?.cursor ?? {};
-    const wanted = (this.pointed || document.activeElement === this.element) && idx != null && left >= 0;
-    const near = this.pointed && wanted ? this.nearest() : null;
-    this.reading.hidden = !wanted;
+    const idx = this.cursor(), near = this.pointed && idx !== null ? this.nearest() : null;
     if (this.plot) this.plot.over.style.cursor = near === null ? "" : "pointer";
-    if (!wanted) return;
+    if (idx === null) return;
     const rows = readings(this.laid, idx);
     this.reading.replaceChildren(
       make("b", {}, placed(this.view.axisName, this.laid.x[idx])), ...this.chart.curves.map(({ name }) => make("b", {}, name)),
@@ -253,9 +232,6 @@ class Chart {
         make("span", { class: rank < 0 ? "" : `sr-tag sr-c${rank % RANK_COLOURS.length}${rank === near ? " sr-near" : ""}` }, name),
         ...values.map((value) => make("span", { class: rank === near && rank >= 0 ? "sr-near" : false }, value))]));
     this.reading.style.gridTemplateColumns = `repeat(${1 + this.chart.curves.length}, auto)`;
-    const width = this.plot.over.clientWidth;
-    this.reading.style.left = left < width / 2 ? `${left + 8}px` : "auto";
-    this.reading.style.right = left < width / 2 ? "auto" : `${width - left + 8}px`;
   }
 
   // Return the rank whose line is nearest to the cursor; null if none is near.
@@ -274,21 +250,6 @@ class Chart {
   choose(event) {
     const rank = this.plot.cursor.idx == null ? null : this.nearest();
     if (rank !== null) this.view.panel.ranks.toggle(rank, event, this.view.panel.tab);
-  }
-
-  leave() {
-    this.pointed = false;
-    this.read();
-  }
-
-  walk(event) {
-    const { x } = this.laid, at = this.plot.cursor.idx ?? x.length - 1;
-    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: x.length - 1 }[event.key];
-    if (to === undefined) return;
-    const place = x[Math.min(Math.max(to, 0), x.length - 1)];
-    this.plot.setCursor({ left: this.plot.valToPos(place, "x"), top: 0 });
-    this.read();
-    event.preventDefault();
   }
 
   takeValues() {

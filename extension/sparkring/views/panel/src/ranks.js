@@ -1,34 +1,22 @@
 // The ranks above the tabs: a lane for each rank, or a square for each rank if there are many.
 
 import { drawing, make, put, toggle } from "./elements.js";
-import { RANK_COLOURS } from "./constants.js";
+import { MOST_LANES, RANK_COLOURS, RANK_FACTS, RANK_STATES, SILENT_S as FACT_S } from "./constants.js";
 import { FIGURES, HEIGHT, WIDTH, counted } from "./usage.js";
-import { number, percent, rankNumbers, size, ticking } from "./words.js";
+import { count as written, fact, number, percent, rankList, size, ticking } from "./words.js";
 
 const SILENT_S = 5, ALL_SILENT_S = 30;
 const MOST_NAMED = 8;
-const MOST_LANES = 32, SIGNED_SQUARES = 256, MOST_SQUARES = 1024;
-const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i: "·" };
-const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed after another rank",
-                      s: "stopped", i: "not taking part" };
+const SIGNED_SQUARES = 256, MOST_SQUARES = 1024;
 // The values that the colour of the squares can show, with the functions that write them as text.
 const HEATS = { state: null, progress: percent, "steps/s": (value) => `${number(value)} steps/s`,
                 silence: ticking, CPU: (value) => `${value} %`, memory: size, "waits for data": (value) => `${value} %` };
-
-const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
-
-// Say which ranks wait for data, as in "rank 3 waits for data 76 % of the time".
-function waiting({ starves, waiting: shares }) {
-  if (!starves.length) return "";
-  if (starves.length === 1) return `rank ${starves[0]} waits for data ${shares[starves[0]]} % of the time`;
-  return `ranks ${rankNumbers(starves)} wait for data much of the time`;
-}
 
 // Say which ranks are silent, as in "rank 77 is silent"; "" if there are none, or too many to be named.
 export function mute(quiet) {
   const ranks = quiet.flatMap((is, rank) => (is ? [rank] : []));
   if (!ranks.length || ranks.length > MOST_NAMED) return "";
-  return `rank${ranks.length > 1 ? "s" : ""} ${rankNumbers(ranks)} ${ranks.length > 1 ? "are" : "is"} silent`;
+  return `${rankList(ranks)} ${ranks.length > 1 ? "are" : "is"} silent`;
 }
 
 // A lane shows the rank's state as a colour and a sign, its epoch and step, the completed part of the run, its speed, and
@@ -70,7 +58,7 @@ export class RankView {
     for (let rank = 0; rank < count; rank++) this.fill(rank, ranks, usage, at, quiet[rank], many, heats?.[rank]);
     if (!many) this.measure(usage, count);
     this.arrange(ranks, count, many);
-    const told = [many && this.counts(ranks, usage, quiet, count), state.lag, many && mute(quiet), !many && !state.lag && waiting(usage)]
+    const told = [many && this.counts(ranks, usage, quiet, count), state.lag, many && mute(quiet), !many && !state.lag && usage.starving]
       .filter(Boolean).join(" · ");
     this.sort.hidden = many || count < 5;
     this.colours.hidden = !many;
@@ -88,22 +76,19 @@ export class RankView {
 
   fill(rank, ranks, usage, now, silent, many, heat) {
     const tile = this.tiles[rank], [who, bar, told] = tile.children, letter = ranks.state[rank];
-    const silence = this.silence(rank, ranks, now), behind = ranks.behind[rank];
-    const step = ranks.step[rank], epoch = ranks.epoch[rank], rate = ranks.rate[rank], done = letter === "f" ? 1 : ranks.done[rank];
-    const host = ranks.hosts[ranks.host[rank]], gpu = ranks.gpu[rank] ?? "";
-    const waiting = usage.waiting[rank] ?? null, waits = waiting === null ? "" : `waits for data ${waiting} %`;
-    const { noun } = this.panel.run.state, speed = rate == null ? "" : `${number(rate)} ${noun === "batch" ? "batches" : "steps"}/s`, quiet = silence === null ? "" : ticking(silence);
-    const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${(behind || usage.starves.includes(rank)) && !silent ? " sr-slow" : ""}`;
-    const title = [`rank ${rank} ${STATE_WORDS[letter]}`, host, ranks.pid[rank] && `process ${ranks.pid[rank]}`, usage.words(rank), gpu,
-      epoch != null && `epoch ${epoch}`, step != null && `${noun} ${step}`, done != null && `${percent(done)} of the run`, speed,
-      plural(ranks.lines[rank], "line"), quiet && `last message ${quiet} ago`, waits && `${waits} of the time`,
-      behind && `${plural(behind, "step")} behind the others`, ranks.failure[rank]].filter(Boolean).join(", ");
-    const place = [epoch != null && `e${epoch}`, step != null && `${epoch != null ? "· " : ""}${step}`].filter(Boolean).join(" ");
-    put(who, many ? SIGNS[letter] : `${rank} ${SIGNS[letter]}${place && ` ${place}`}`);
+    const silence = this.silence(rank, ranks, now), starves = usage.starves.includes(rank), { noun } = this.panel.run.state;
+    const [epoch, step, rate] = [ranks.epoch[rank], ranks.step[rank], ranks.rate[rank]], [sign, state] = RANK_STATES[letter];
+    const done = letter === "f" ? 1 : ranks.done[rank], host = ranks.hosts[ranks.host[rank]], waits = usage.waiting[rank];
+    const cells = { host, pid: ranks.pid[rank] || null, lines: ranks.pid[rank] ? ranks.lines[rank] : null, silence: silence >= FACT_S ? silence : null,
+                    usage: usage.words(rank), gpu: ranks.gpu[rank], epoch, step, done, rate, waits, behind: ranks.behind[rank], failure: ranks.failure[rank] };
+    const words = Object.fromEntries(RANK_FACTS.map((column) => [column.name, fact(column, cells[column.name], noun)]));
+    const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${(words.behind || starves) && !silent ? " sr-slow" : ""}`;
+    const title = [`rank ${rank} ${state}`, ...Object.values(words)].filter(Boolean).join(", ");
+    const place = [epoch != null && `e${epoch}`, step != null && step].filter((each) => each !== false).join(" · ");
+    put(who, many ? sign : `${rank} ${sign}${place && ` ${place}`}`);
     if (!many) {
-      const facts = [silent && `⏸ silent for ${quiet}`, behind && `▼ ${behind} behind`,
-        usage.starves.includes(rank) && waits, !silent && letter === "r" && speed, !usage.used[rank] && gpu,
-        ranks.hosts.length > 1 && host].filter(Boolean).join(" · ");
+      const facts = [silent && `⏸ ${words.silence}`, words.behind && `▼ ${words.behind}`, starves && words.waits,
+        !silent && letter === "r" && words.rate, !usage.used[rank] && words.gpu, ranks.hosts.length > 1 && host].filter(Boolean).join(" · ");
       if (told.dataset.facts !== facts) told.dataset.facts = facts;
       bar.firstChild.style.width = `${100 * (done ?? 0)}%`;
       bar.style.visibility = done == null ? "hidden" : "";
@@ -175,8 +160,8 @@ export class RankView {
   }
 
   counts(ranks, usage, quiet, count) {
-    const words = counted(ranks.state, { behind: ranks.behind, silent: quiet, starves: usage.starves }, STATE_WORDS);
-    return words + (count < ranks.state.length ? ` · the first ${count.toLocaleString("en")} of them:` : "");
+    const words = counted(ranks.state, { behind: ranks.behind, silent: quiet, starves: usage.starves });
+    return words + (count < ranks.state.length ? ` · the first ${written(count)} of them:` : "");
   }
 
   // A click on a rank shows only the rank's lines, and a second click shows the lines of all ranks again. A click with Ctrl,

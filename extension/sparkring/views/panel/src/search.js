@@ -1,15 +1,14 @@
 // Computes what the Search tab shows, from the rows of the items and from the last message of kind "search".
 
-const ENDED_WELL = new Set(["finished", "kept"]);
+import { EQUAL, FAR, WHOLE } from "./constants.js";
+
 const KEY_STEP = 0.05, LARGE_STEPS = 4; // an arrow key moves an end of a brush by one KEY_STEP, a page key by LARGE_STEPS
-const EQUAL = 1e-9; // values whose relative difference is at most this are drawn as equal
-const FAR = 2; // a chart extends to FAR times the distance between the best value and the worse quartile
 
 // Return the trials that have a value of the metric, except failed trials, in the order of their numbers.
 export function trialsOf(rows, metric) {
   return [...rows].filter((row) => Number.isFinite(row.metrics[metric]) && row.state !== "failed")
     .map(({ item, state, metrics, parameters, curves }) => ({ item, state, value: metrics[metric], parameters,
-      curve: curves[metric] ?? [], whole: ENDED_WELL.has(state) }))
+      curve: curves[metric] ?? [], whole: WHOLE.includes(state) }))
     .sort((a, b) => a.item - b.item);
 }
 

@@ -1,13 +1,13 @@
 // The Search tab: all curves of the metric, the best value so far, the parameters as parallel coordinates, and how much
 // each parameter matters.
 
-import { AMBER, BLUE, GREEN } from "./constants.js";
+import { AMBER, BLUE, TRIAL_KINDS, TRIALS_LEGEND } from "./constants.js";
 import { button, fillPairs, make, put, toggle } from "./elements.js";
+import { beside } from "./plot.js";
 import { bestOf, bests, bounds, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
 import { number } from "./words.js";
 
 const HEIGHT = 170, AXES_HEIGHT = 210; // px
-const GREY = "#8a8a8a";
 const LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 30; // px around a chart, for its labels
 const ENDS = 46; // px beside the first and the last of the parallel axes
 const NEAR = 12; // px: the pointer points at a line or an axis if it is at most this far away
@@ -33,7 +33,7 @@ export class SearchView {
     this.ends = make("div", { role: "group", "aria-label": "Ranges of the parameters" });
     this.axes.place.append(this.ends);
     this.hint = make("small", {}, "drag along an axis to choose trials");
-    this.legend = make("small", {}, "blue: finished · grey: pruned · green: running · orange: best");
+    this.legend = make("small", {}, TRIALS_LEGEND);
     this.shares = make("div", { class: "sr-shares" });
     this.reading = make("div", { class: "sr-reading", hidden: true });
     this.element = make("div", { class: "sr-search" },
@@ -78,11 +78,11 @@ export class SearchView {
   // Return the looks of a trial: its colour, opacity and width, and its position in the order of drawing.
   looks(trial, best, chosen) {
     const isBest = trial === best, isHovered = trial.item === this.hovered;
-    const colour = isBest ? AMBER : trial.whole ? BLUE : trial.state === "running" ? GREEN : GREY;
+    const kind = isBest ? "best" : trial.whole ? "finished" : trial.state === "running" ? "running" : "pruned", [, colour] = TRIAL_KINDS[kind];
     const isChosen = chosen.has(trial.item);
     const alpha = !isChosen ? 0.07 : isBest ? 1 : trial.whole || trial.state === "running" ? 0.6 : 0.45;
     return { colour, alpha: isHovered ? 1 : alpha, dots: isChosen || isHovered ? 1 : 0.15, width: isHovered ? 3 : isBest ? 2.2 : 1.2,
-             order: isHovered ? 4 : isBest ? 3 : trial.state === "running" ? 2 : trial.whole ? 1 : 0 };
+             order: isHovered ? Infinity : Object.keys(TRIAL_KINDS).indexOf(kind) };
   }
 
   // Return the axes of the parallel coordinates: an axis for each parameter, and the metric's axis last.
@@ -187,14 +187,12 @@ export class SearchView {
   }
 
   drawShares(search) {
-    const ranked = Object.entries(search.importance).sort(([, a], [, b]) => b - a);
-    this.shares.hidden = !ranked.length;
-    const told = JSON.stringify(ranked);
-    if (told === this.sharesDrawn) return;
-    this.sharesDrawn = told;
-    this.shares.replaceChildren(make("b", {}, "Importance of the parameters"), ...ranked.flatMap(([name, share]) => [
+    this.shares.hidden = !search.importance.length;
+    if (search === this.sharesDrawn) return;
+    this.sharesDrawn = search;
+    this.shares.replaceChildren(make("b", {}, "Importance of the parameters"), ...search.importance.flatMap(([name, share, words]) => [
       make("span", {}, name), make("div", { class: "sr-bar" }, make("div", { style: `width: ${100 * share}%` })),
-      make("span", { class: "sr-n" }, `${Math.round(100 * share)} %`)]));
+      make("span", { class: "sr-n" }, words)]));
   }
 
   // Choose trials by dragging along an axis, or by dragging one end of its brush. A click on an axis removes the brush.
@@ -258,9 +256,7 @@ export class SearchView {
     const told = [["trial", `${trial.item} ${trial.state}`], [search.metric, number(trial.value)], ...Object.entries(trial.parameters)];
     fillPairs(this.reading, told.map(([name, value]) => [name, typeof value === "number" ? number(value) : value]));
     const whole = this.element.getBoundingClientRect(), canvas = drawing.canvas.getBoundingClientRect();
-    const from = canvas.left - whole.left + left, toLeft = left > canvas.width / 2;
-    this.reading.style.left = toLeft ? "auto" : `${from + 12}px`;
-    this.reading.style.right = toLeft ? `${whole.width - from + 12}px` : "auto";
+    beside(this.reading, canvas.left - whole.left + left, whole.width, 12);
     this.reading.style.top = `${canvas.top - whole.top + Math.max(0, top - 20)}px`;
   }
 

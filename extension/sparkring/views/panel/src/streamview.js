@@ -1,19 +1,20 @@
 // The Stream tab: figures of the stream, the time that each of the last batches took, and the charts of the metrics.
 
 import uPlot from "uplot";
-import { ChartsView, FONT } from "./charts.js";
+import { ChartsView } from "./charts.js";
 import { BATCH_PARTS, BATCH_TITLE, RED } from "./constants.js";
 import { fillPairs, make, put, toggle } from "./elements.js";
+import { Plot } from "./plot.js";
 import { span, stacked, told } from "./stream.js";
 import { ago, duration } from "./words.js";
 
 const PARTS = Object.keys(BATCH_PARTS);
 const LEAST_HEIGHT = 140, MOST_HEIGHT = 260; // px
 const TICK = 3; // px: the height of the mark of a batch that was trained again
-const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
-export class StreamView {
+export class StreamView extends Plot {
   constructor(panel) {
+    super();
     this.panel = panel;
     this.choice = new Map(); // the parts that the user has switched on or off
     this.figures = make("dl", { class: "sr-streamfigures" });
@@ -28,16 +29,10 @@ export class StreamView {
       return element;
     });
     this.split = make("div", { class: "sr-split", role: "img" }, ...PARTS.map((name) => make("div", { style: `background: ${BATCH_PARTS[name]}` })));
-    this.place = make("div", { class: "sr-plot" });
-    this.reading = make("div", { class: "sr-reading", role: "status", hidden: true });
     this.legend = make("small", { hidden: true });
     this.bars = make("figure", { role: "figure", tabindex: "0", "aria-label": BATCH_TITLE },
       make("figcaption", {}, make("b", {}, BATCH_TITLE), ...this.toggles), this.split, this.place, this.legend);
-    this.bars.addEventListener("keydown", (event) => event.target === this.bars && this.walk(event));
-    this.bars.addEventListener("blur", () => this.read());
-    this.bars.addEventListener("focus", () => this.read());
-    this.place.addEventListener("mouseenter", () => { this.pointed = true; });
-    this.place.addEventListener("mouseleave", () => { this.pointed = false; this.read(); });
+    this.follow(this.bars);
     this.charts = new ChartsView(panel, () => this.room());
     this.grid = make("div", { class: "sr-streamgrid" }, this.bars, this.charts.element);
     this.element = make("div", { class: "sr-stream" }, this.figures, this.facts, this.grid);
@@ -84,17 +79,7 @@ export class StreamView {
     put(this.legend, message.legend);
     this.drawShares(message.parts, shown);
     const { parts, data } = stacked(batches, shown), kind = JSON.stringify([parts, devicePixelRatio]);
-    this.place.style.height = `${height}px`;
-    if (this.kind !== kind) {
-      this.kind = kind;
-      this.plot?.destroy();
-      this.plot = null; // the hooks run while the new plot is being made, and must not use the destroyed one
-      this.plot = new uPlot({ width, height, ...this.options(parts) }, data, this.place);
-      this.plot.over.append(this.reading);
-    } else {
-      if (this.plot.width !== width || this.plot.height !== height) this.plot.setSize({ width, height });
-      this.plot.setData(data);
-    }
+    if (!this.renew(kind, height, data, this.options(parts))) this.plot.setData(data);
     this.read();
   }
 
@@ -112,18 +97,11 @@ export class StreamView {
   }
 
   options(parts) {
-    const axis = { stroke: () => this.colour, font: FONT, ticks: { show: false, size: 0 } };
     const bars = uPlot.paths.bars({ size: [0.8, 40], align: 0 });
     return {
       scales: { x: { time: false, range: () => span(this.batches) }, y: { range: (plot, low, high) => [0, high > 0 ? 1.05 * high : 1] } },
-      axes: [
-        { ...axis, values: (plot, splits) => splits.map((at) => this.batches[at]?.batch ?? ""), incrs: WHOLE, grid: { show: false }, size: 18, gap: 4,
-          space: 60, label: "batch", labelSize: 14, labelGap: 0, labelFont: FONT },
-        { ...axis, values: (plot, splits) => splits.map((value) => (value === null ? "" : String(Number(value.toPrecision(4))))),
-          grid: { stroke: "#8883", width: 1 }, size: 52, gap: 4, space: 28 },
-      ],
+      axes: this.axes("batch", (at) => this.batches[at]?.batch ?? ""),
       series: [{}, ...parts.map((name) => ({ fill: BATCH_PARTS[name], width: 0, paths: bars, points: { show: false } }))],
-      legend: { show: false },
       padding: [8, null, null, null],
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
       hooks: { draw: [(plot) => this.drawReplayed(plot)], setCursor: [() => this.read()] },
@@ -143,22 +121,8 @@ export class StreamView {
 
   // Show the times of the batch at the cursor.
   read() {
-    const { idx, left } = this.plot?.cursor ?? {}, batch = idx == null ? null : this.batches[idx];
-    this.reading.hidden = !batch || left < 0 || !(this.pointed || document.activeElement === this.bars);
-    if (this.reading.hidden) return;
-    fillPairs(this.reading, told(batch));
-    const width = this.plot.over.clientWidth;
-    this.reading.style.left = left < width / 2 ? `${left + 8}px` : "auto";
-    this.reading.style.right = left < width / 2 ? "auto" : `${width - left + 8}px`;
-  }
-
-  walk(event) {
-    const last = (this.batches?.length ?? 0) - 1, at = this.plot?.cursor.idx ?? last + 1;
-    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
-    if (to === undefined || last < 0) return;
-    this.plot.setCursor({ left: this.plot.valToPos(Math.min(Math.max(to, 0), last), "x"), top: 0 });
-    this.read();
-    event.preventDefault();
+    const idx = this.cursor();
+    if (idx !== null && this.batches[idx]) fillPairs(this.reading, told(this.batches[idx]));
   }
 
   remove() {

@@ -1,6 +1,7 @@
 // The resources that ranks use, as numbers and small curves.
 
-import { size } from "./words.js";
+import { RANK_STATES } from "./constants.js";
+import { count, counted as things, size } from "./words.js";
 
 // What live.py sends for each rank, and for each sample. The times of samples are in seconds since the run began.
 const FIELDS = ["cpu", "memory", "cores", "total", "gpus", "gpu", "gpuMemory", "gpuTotal"];
@@ -14,11 +15,12 @@ export const FIGURES = { cpu: ["CPU", percent], memory: ["", size], gpu: ["GPU",
 export class Usage {
   constructor() {
     this.used = this.waiting = this.starves = [];
+    this.starving = "";
     this.samples = {};
   }
 
-  hear({ used, waiting, starves, samples }) {
-    Object.assign(this, { used, waiting, starves, samples: { ...this.samples, ...samples } });
+  hear({ used, waiting, starves, starving, samples }) {
+    Object.assign(this, { used, waiting, starves, starving, samples: { ...this.samples, ...samples } });
   }
 
   // Return a value of a rank; null if it is not known.
@@ -35,7 +37,7 @@ export class Usage {
   words(rank) {
     if (!this.used[rank]) return "";
     const [cpu, memory, cores, total] = this.used[rank];
-    return `CPU ${cpu.toLocaleString("en")} % (${cores} core${cores === 1 ? "" : "s"}), ${size(memory)} of ${size(total)}`;
+    return `CPU ${count(cpu)} % (${things(cores, "core")}), ${size(memory)} of ${size(total)}`;
   }
 
   // Return the curves of the ranks: for each rank and figure, the data of an SVG path. All curves of a figure have the
@@ -64,12 +66,13 @@ export function curve(points, from, to, most) {
 
 // Say how many ranks are in each state, those with problems first. A running rank that is behind, silent or waiting for data
 // does not count as running.
-export function counted(letters, { behind, silent, starves }, words) {
-  const order = [words.x, words.y, "behind", "silent", "waiting for data", words["."], words.r, words.f, words.s, words.i];
-  const found = new Map(order.map((state) => [state, 0])), starving = new Set(starves);
+export function counted(letters, { behind, silent, starves }) {
+  const [failed, followed, ...others] = Object.values(RANK_STATES).map(([, words]) => words), starving = new Set(starves);
+  const found = new Map([failed, followed, "behind", "silent", "waiting for data", ...others].map((state) => [state, 0]));
   [...letters].forEach((letter, rank) => {
-    const state = letter !== "r" ? words[letter] : behind[rank] ? "behind" : silent[rank] ? "silent" : starving.has(rank) ? "waiting for data" : words.r;
-    found.set(state, (found.get(state) ?? 0) + 1);
+    const state = letter !== "r" ? RANK_STATES[letter][1] : behind[rank] ? "behind" : silent[rank] ? "silent"
+      : starving.has(rank) ? "waiting for data" : RANK_STATES.r[1];
+    found.set(state, found.get(state) + 1);
   });
-  return [...found].filter(([, many]) => many).map(([state, many]) => `${many.toLocaleString("en")} ${state}`).join(" · ");
+  return [...found].filter(([, many]) => many).map(([state, many]) => `${count(many)} ${state}`).join(" · ");
 }

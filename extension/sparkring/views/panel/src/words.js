@@ -114,6 +114,11 @@ export function rankNumbers(ranks) {
   return spans.map(([a, b]) => (b - a > 1 ? `${a}–${b}` : b > a ? `${a}, ${b}` : `${a}`)).join(", ");
 }
 
+// Return the ranks with a noun: "rank 2" or "ranks 0–3, 7".
+export function rankList(ranks) {
+  return `${ranks.length === 1 ? "rank" : "ranks"} ${rankNumbers(ranks)}`;
+}
+
 // Return the time since the run began, such as "1:02.4".
 export function elapsed(seconds) {
   const tenths = Math.max(0, Math.round(10 * seconds)), whole = Math.floor(tenths / 10);
@@ -127,9 +132,15 @@ export function ranksWithin(ranks, most, noun) {
   return numbers.length > most ? `${ranks.length} ${noun}` : numbers;
 }
 
-// Return the function that writes the cells of a column as text, as description.writer() does. `cells` are all cells of the column.
-export function writer({ kind, signs }, cells) {
-  const write = { count, duration, number: kind === "number" && numbers(cells), whole: ticking, state: (state) => `${signs[state]} ${state}`,
-                  check: (cell) => (cell ? "✓" : "") }[kind] ?? String;
+// Return the function that writes the cells of a column as text, as description.column_texts() does. `cells` are all cells of the column.
+export function writer({ kind, signs, noun }, cells) {
+  const write = { count, duration, number: kind === "number" && numbers(cells), whole: ticking, percent, counted: (cell) => counted(cell, noun),
+                  state: (state) => `${signs[state]} ${state}`, check: (cell) => (cell ? "✓" : "") }[kind] ?? String;
   return (cell) => (cell == null ? "" : typeof cell === "string" && kind === "number" ? cell : write(cell));
+}
+
+// Return one cell in words, for places without a table, as description.fact() does.
+export function fact(column, cell, noun = "step") {
+  const written = cell == null ? "" : writer(column, [])(cell);
+  return written && column.title.replace("{noun}", noun).replace("{nouns}", plural(noun)).replace("{}", () => written);
 }
