@@ -93,7 +93,7 @@ test: env
 	@$(PYTEST) tests -m 'not extended'
 
 test-all: env
-	@$(PYTEST) tests --pictures
+	@$(PYTEST) tests --pictures --hypothesis-profile thorough
 
 test-quick: env
 	@$(PYTEST) tests -m 'not (browser or kernel or cluster or spark or driver or slow)'

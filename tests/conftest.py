@@ -27,8 +27,13 @@ os.environ["SPARKRING_SPARE"] = "0"
 # This would take a tenth of the time of the tests in this process. The leak watch collects garbage when it needs to.
 gc.set_threshold(100_000, 50, 100)
 # No test depends on the machine's speed. By default, Hypothesis fails a test whose example takes more than 200 ms.
-settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any speed")
+_ANY_SPEED = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+}
+settings.register_profile("quick", max_examples=40, **_ANY_SPEED)
+settings.register_profile("thorough", max_examples=300, **_ANY_SPEED)  # for make test-all
+settings.load_profile("quick")
 
 pytest_plugins = (
     "kinds",

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas
 import pytest
-from hypothesis import example, given, reject, settings
+from hypothesis import example, given, reject
 from hypothesis import strategies as st
 from packaging.version import Version
 
@@ -419,7 +419,6 @@ def _run(source: str, namespace: Namespace) -> tuple[list[Any], str]:
     return [value for value in out if isinstance(value, int)], ""
 
 
-@settings(max_examples=300, deadline=None)
 @example("if (b if b else (a := b)):\n    a = a", {"a", "b"})  # each branch of the test returns by itself
 @given(PROGRAMS, st.sets(NAMES))
 def test_captured_names_are_enough(source: str, defined: set[str]) -> None:

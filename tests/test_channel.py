@@ -14,6 +14,7 @@ import threading
 import time
 
 import pytest
+from waiting import DEADLINE_S
 
 from sparkring.runtime.resume_point import Here
 from sparkring.wire import channel
@@ -58,7 +59,7 @@ class Door:
             self.ended.set()
 
     def raw(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.listener.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.listener.port), timeout=DEADLINE_S)
 
 
 @pytest.fixture
@@ -244,7 +245,7 @@ def test_half_a_frame_is_no_frame(door):
     header = json.dumps({"message": "Output", "stream": "stdout", "sizes": [100]}).encode()
     connection._sock.sendall(PREFIX.pack(len(header), 100) + header + b"half")
     connection.close()
-    assert door.ended.wait(20)
+    assert door.ended.wait(DEADLINE_S)
     assert door.messages == []
 
 
@@ -316,7 +317,7 @@ def test_what_was_sent_last_arrives(watch):
 
     def serve(connection) -> None:
         connection.send(Beat())
-        assert slowly.wait(20)
+        assert slowly.wait(DEADLINE_S)
         try:
             while True:
                 heard.append(len(connection.receive().data))
@@ -330,7 +331,7 @@ def test_what_was_sent_last_arrives(watch):
         connection.send(Output("stdout", bytes(size)))
     threading.Timer(0.2, slowly.set).start()
     connection.finish()
-    assert ended.wait(20)
+    assert ended.wait(DEADLINE_S)
     listener.close()
     assert heard == sizes
 
@@ -343,7 +344,7 @@ def test_finishing_does_not_wait_for_a_late_acknowledgement(door, monkeypatch):
     connection.send(Beat())
     finishing = threading.Thread(target=connection.finish, daemon=True)
     finishing.start()
-    finishing.join(20)
+    finishing.join(DEADLINE_S)
     assert not finishing.is_alive()
     assert (door.messages, door.ended.is_set()) == ([Beat()], True)
 
@@ -415,7 +416,7 @@ def test_closing_needs_no_connection(watch, monkeypatch):
         monkeypatch.setattr(socket, "create_connection", failing)
     closing = threading.Thread(target=found.listener.close, daemon=True)
     closing.start()
-    closing.join(5)
+    closing.join(DEADLINE_S)
     monkeypatch.setattr(socket, "create_connection", connect)
     if is_stuck := closing.is_alive():
         channel.wake(found.listener._sock)

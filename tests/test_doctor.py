@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import DEADLINE_S
 
 from sparkring.cluster.executors import TaskReport
 from sparkring.cluster.slots import Slots, Stage
@@ -139,7 +140,7 @@ def test_a_check_that_hangs_or_is_interrupted():
     ended = []
 
     def hang(cancelled: threading.Event) -> None:
-        ended.append(cancelled.wait(60))
+        ended.append(cancelled.wait(DEADLINE_S))
 
     told = []
     with pytest.raises(checks.TooSlow, match="no answer within"):
@@ -177,7 +178,7 @@ def test_an_interrupt_while_the_check_starts(interrupted_starts):
     """An interrupt that arrives while the thread of a check is being started ends the check."""
     ended = []
     with pytest.raises(KeyboardInterrupt):
-        checks.answer("writing", lambda cancelled: ended.append(cancelled.wait(60)), quiet, 60.0)
+        checks.answer("writing", lambda cancelled: ended.append(cancelled.wait(DEADLINE_S)), quiet, 60.0)
     assert ended == [True]
 
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from fake_launcher import CELL, Exit, FakeLauncher, FakeRank, Vanish, events_until, running
+from waiting import DEADLINE_S
 
 from sparkring.errors import MemberLost
 from sparkring.gangs import gang as gangs
@@ -97,7 +98,7 @@ def test_an_interrupt(watch):
 
     def cell(rank: FakeRank) -> int:
         if rank.world.rank:
-            assert rank.interrupted.wait(60)
+            assert rank.interrupted.wait(DEADLINE_S)
             raise KeyboardInterrupt
         return 7
 
@@ -115,7 +116,7 @@ def test_a_connection_that_breaks_off(watch):
     def cell(rank: FakeRank) -> None:
         if rank.world.rank == 1:
             raise Vanish
-        rank.interrupted.wait(60)
+        rank.interrupted.wait(DEADLINE_S)
 
     with running(cell) as gang:
         execution = gang.submit(CELL)
@@ -139,7 +140,7 @@ def test_what_is_no_message_ends_that_peer(header, said, watch):
         if rank.world.rank == 1:
             raw = json.dumps(header).encode()
             rank.home._sock.sendall(PREFIX.pack(len(raw), 0) + raw)
-            rank.interrupted.wait(60)
+            rank.interrupted.wait(DEADLINE_S)
         return 7
 
     with running(cell) as gang:
@@ -174,7 +175,7 @@ def test_a_member_that_comes_twice(watch):
 def test_a_silent_member_is_given_up(watch, monkeypatch):
     """A member that has sent nothing for too long counts as lost."""
     monkeypatch.setattr(gangs, "SILENT_LIMIT_S", 0.4)
-    with running(lambda rank: rank.interrupted.wait(60), 1) as gang:
+    with running(lambda rank: rank.interrupted.wait(DEADLINE_S), 1) as gang:
         execution = gang.submit(CELL)
         events_until(lambda: ended(execution), gang)
         assert "no message from its process for" in execution.failures[0].summary

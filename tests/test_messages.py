@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 from fake_launcher import received
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkring.capture import notebook_state
@@ -239,7 +239,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(st.sampled_from(EXAMPLES), st.data())
 def test_whatever_comes_is_a_message_or_refused(message, data):
     """decode() raises only MalformedMessage; a message that it accepts is encoded to the same fields again."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_launcher import CELL, Exit, FakeLauncher, FakeRank, Vanish
+from waiting import DEADLINE_S
 
 from sparkring.capture.content import digest
 from sparkring.capture.packing import pack, unpack_names
@@ -40,7 +41,7 @@ def test_items_in_their_order(runs):
     first = threading.Event()
 
     def cell(rank: FakeRank, item: int) -> int:
-        first.wait(60) if item == 0 else first.set()
+        first.wait(DEADLINE_S) if item == 0 else first.set()
         rank.tell(Output("stdout", f"item {item}\n".encode()))
         rank.tell(Metrics({"loss": item / 2}))
         return item * 10
@@ -139,7 +140,7 @@ def test_an_endless_iterable_is_taken_from_when_there_is_room(runs):
 
     def cell(rank: FakeRank, item: int) -> int:
         if item > 7:
-            rank.interrupted.wait(60)
+            rank.interrupted.wait(DEADLINE_S)
             raise KeyboardInterrupt
         return item
 
@@ -150,7 +151,7 @@ def test_an_endless_iterable_is_taken_from_when_there_is_room(runs):
     run = runs.in_background(cell, endless())
     runs.view.on_refresh = stop_when_full
     with pytest.raises(KeyboardInterrupt, match="7 of 9 items finished"):
-        run.result(60)
+        run.result(DEADLINE_S)
     result = api.last_result
     assert taken == 9
     assert result.values[:7] == [1, 2, 3, 4, 5, 6, 7]
@@ -222,9 +223,9 @@ def test_out_of_memory_is_tried_with_fewer_at_once(runs):
             running += 1
             is_first, is_alone = len(begun) <= 3, running == 1
         if is_first:
-            three.wait(60)
+            three.wait(DEADLINE_S)
             if item:
-                told.wait(60)
+                told.wait(DEADLINE_S)
         with lock:
             running -= 1
         if item == 0 if is_first else not is_alone:
@@ -263,8 +264,10 @@ def test_ranks_without_an_item_end_first(runs, monkeypatch):
         done[item].set()
         if item:
             return []
-        assert all(event.wait(60) for event in done)
-        return [each.ended.wait(60) for launcher in runs.launched for each in launcher.ranks if each is not rank]
+        assert all(event.wait(DEADLINE_S) for event in done)
+        return [
+            each.ended.wait(DEADLINE_S) for launcher in runs.launched for each in launcher.ranks if each is not rank
+        ]
 
     ended, *_ = runs(cell, range(3), 3).values
     assert ended
@@ -280,7 +283,7 @@ def test_while_ranks_wait_to_start(runs, monkeypatch):
     expected = "fewer than 2 items run at once until more ranks have started: 2 of 2 task slots are busy"
 
     def start_when_told(launcher: FakeLauncher, *args: Any) -> None:
-        late = threading.Thread(target=lambda: told.wait(60) and start(launcher, *args))
+        late = threading.Thread(target=lambda: told.wait(DEADLINE_S) and start(launcher, *args))
         start(launcher, *args) if launcher is runs.launched[0] else late.start()
 
     def look(record: RunRecord) -> None:
@@ -293,7 +296,7 @@ def test_while_ranks_wait_to_start(runs, monkeypatch):
 
     monkeypatch.setattr(FakeLauncher, "start", start_when_told)
     runs.view.on_refresh = look
-    assert runs(lambda rank, item: gone.wait(60), range(2), 2).values == [True, True]
+    assert runs(lambda rank, item: gone.wait(DEADLINE_S), range(2), 2).values == [True, True]
     assert not runs.view.record.notices
 
 
@@ -303,10 +306,10 @@ def test_an_item_that_takes_too_long(runs, monkeypatch):
 
     def cell(rank: FakeRank, item: int) -> int:
         if item == 1:
-            rank.interrupted.wait(60)
+            rank.interrupted.wait(DEADLINE_S)
             raise KeyboardInterrupt
         if item == 2:
-            rank.ended.wait(60)  # the item does not respond to the interrupt
+            rank.ended.wait(DEADLINE_S)  # the item does not respond to the interrupt
         return rank.attempt
 
     with pytest.raises(ItemsFailed, match=r"2 × did not end within 0.2 s: items 1, 2"):
@@ -328,12 +331,12 @@ def test_the_item_behind_one_that_takes_too_long(waits, cause, watch, monkeypatc
     sent, second = threading.Event(), threading.Event()
 
     def cell(rank: FakeRank) -> None:
-        sent.wait(60)
+        sent.wait(DEADLINE_S)
         if rank.request.seed:
             second.set()
             raise KeyboardInterrupt
         if waits:
-            rank.interrupted.wait(60)
+            rank.interrupted.wait(DEADLINE_S)
 
     settings = slot.SlotSettings(lambda number: FakeLauncher(cell), timeout_each_s=0.05, ahead=True)
     found = slot.Slot(0, settings, lambda number: None)
@@ -348,14 +351,14 @@ def test_the_item_behind_one_that_takes_too_long(waits, cause, watch, monkeypatc
 
     try:
         found.start(attempts[0], requests[0])
-        assert poll_until(lambda: found.running, time.monotonic() + 60, poll)
+        assert poll_until(lambda: found.running, time.monotonic() + DEADLINE_S, poll)
         found.start(attempts[1], requests[1])
         found.send()
         sent.set()
         if not waits:
-            second.wait(60)
+            second.wait(DEADLINE_S)
             time.sleep(0.1)  # the driver does not poll while the iterable computes
-        assert poll_until(lambda: len(ended) == 2, time.monotonic() + 60, poll)
+        assert poll_until(lambda: len(ended) == 2, time.monotonic() + DEADLINE_S, poll)
     finally:
         found.retire(kill=True)
         found.join()
@@ -375,7 +378,7 @@ def test_while_items_are_taken_back(runs, monkeypatch):
             return
         asked.set()
         threading.Timer(0.3, answer.set).start()
-        answer.wait(60)
+        answer.wait(DEADLINE_S)
         give_back(rank)
         given.set()
 
@@ -392,7 +395,7 @@ def test_while_items_are_taken_back(runs, monkeypatch):
     def work(rank: FakeRank, item: int) -> None:
         if item == 150:
             begun.set()
-            given.wait(60)
+            given.wait(DEADLINE_S)
 
     result = runs(work, items())
     assert given.is_set()
@@ -408,11 +411,11 @@ def test_fail_fast(runs):
 
     def cell(rank: FakeRank, item: int) -> int:
         if item == 1:
-            third.wait(60)
+            third.wait(DEADLINE_S)
             raise ValueError("no")
         if item > 1:
             third.set()
-            rank.interrupted.wait(60)
+            rank.interrupted.wait(DEADLINE_S)
             raise KeyboardInterrupt
         return item
 
@@ -508,7 +511,7 @@ def test_an_item_that_ends_when_the_last_start_fails(runs, monkeypatch, tmp_path
 
     def cell(rank: FakeRank, item: int) -> int:
         if item == 1:
-            rank.ended.wait(60)
+            rank.ended.wait(DEADLINE_S)
         return item
 
     options = {"checkpoint_dir": str(tmp_path / "kept")}
@@ -633,8 +636,8 @@ def test_results_that_take_long_to_write(runs, tmp_path, monkeypatch):
     stopped = threading.Event()
 
     def slow(self: Results, *result: Any) -> None:
-        writing.wait(60)
-        stopped.wait(60)
+        writing.wait(DEADLINE_S)
+        stopped.wait(DEADLINE_S)
         write(self, *result)
 
     class Writers(kept.ThreadPoolExecutor):
@@ -653,7 +656,7 @@ def test_results_that_take_long_to_write(runs, tmp_path, monkeypatch):
         run = runs.in_background(lambda rank, item: item, range(20), **options)
         runs.view.on_refresh = stop_while_writing
         with pytest.raises(KeyboardInterrupt, match="20 items finished"):
-            run.result(60)
+            run.result(DEADLINE_S)
     (notice,) = runs.view.record.notices  # the one about writing has gone
     assert notice.text.startswith("12 results could not be kept")
     assert sorted(runs(lambda rank, item: item, range(20), **options).table.state) == ["finished"] * 12 + ["kept"] * 8

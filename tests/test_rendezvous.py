@@ -9,6 +9,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from waiting import DEADLINE_S
 
 from sparkring.errors import LaunchError
 from sparkring.frameworks import rendezvous
@@ -29,7 +30,7 @@ def store(watch):
 
 def ask(store: Store, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
     """Send one request on a new connection, and return the status and the body of the answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", store.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", store.port, timeout=DEADLINE_S)
     try:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()

@@ -10,6 +10,7 @@ from typing import Any
 import optuna
 import pytest
 from fake_launcher import Exit, FakeRank
+from waiting import DEADLINE_S
 
 import sparkring
 from sparkring.capture.packing import unpack_names
@@ -45,7 +46,7 @@ def train(rank: FakeRank, trial: Any) -> float:
     for step in range(1, STEPS + 1):
         rank.tell(Metrics({"loss": trial.q + 1 / step}, step=step))
         if trial.q + 1 / step > 3:
-            rank.interrupted.wait(60)
+            rank.interrupted.wait(DEADLINE_S)
             raise KeyboardInterrupt
     return trial.q * 10.0
 
@@ -122,7 +123,7 @@ def test_a_trial_that_fails_is_not_pruned(runs):
         if trial.q == 4:
             raise ValueError("the loss is too large")
         if trial.q == 5:
-            rank.interrupted.wait(60)
+            rank.interrupted.wait(DEADLINE_S)
             raise Exit(signal=9)
 
     with pytest.raises(ItemsFailed):
@@ -173,7 +174,7 @@ def test_a_later_run_goes_on_with_the_study(runs, tmp_path):
     def slow(rank: FakeRank, trial: Any) -> float:
         if trial.q == 2:
             second.set()
-            rank.interrupted.wait(60)
+            rank.interrupted.wait(DEADLINE_S)
             raise KeyboardInterrupt
         return train(rank, trial)
 
@@ -184,7 +185,7 @@ def test_a_later_run_goes_on_with_the_study(runs, tmp_path):
     run = runs.in_background(slow, grid([1, 5, 2, 6]), 1, **options)
     runs.view.on_refresh = stop_late
     with pytest.raises(KeyboardInterrupt):
-        run.result(60)
+        run.result(DEADLINE_S)
     assert states(api.last_result.study) == ["COMPLETE", "PRUNED", "FAIL"]
     ran = []
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_launcher import Exit, FakeLauncher, FakeRank
+from waiting import DEADLINE_S
 
 from sparkring.engine.run import spec, warm_gang
 from sparkring.engine.run.options import Options
@@ -135,7 +136,7 @@ def test_what_cannot_heal_ends_the_run_at_once(run, error, on, why):
     def cell(rank: FakeRank) -> None:
         if rank.world.rank in on:
             raise type(error)(*error.args)
-        rank.interrupted.wait(60)
+        rank.interrupted.wait(DEADLINE_S)
 
     with pytest.raises(RunFailed, match=f"The run was not restarted: {why}") as caught:
         run(cell, max_restarts=3)
@@ -150,7 +151,7 @@ def test_a_mistake_that_only_echoes_a_death_is_no_reason_to_give_up(run):
         if rank.attempt == 1 and rank.world.rank == 1:
             gone.set()
             raise Exit(signal=11)
-        assert gone.wait(60)
+        assert gone.wait(DEADLINE_S)
         if rank.attempt == 1:
             raise TypeError("no")
         return rank.attempt
@@ -158,17 +159,21 @@ def test_a_mistake_that_only_echoes_a_death_is_no_reason_to_give_up(run):
     assert run(cell, max_restarts=1).values == [2, 2]
 
 
-def test_the_time_limit_is_the_runs(run):
+def test_the_time_limit_is_the_runs(run, local, clock):
     """The time limit is not reset by a new attempt."""
+
+    def look(record) -> None:
+        clock.ahead_s = 20.0 * len(record.attempts)
 
     def cell(rank: FakeRank) -> None:
         if rank.attempt < 3:
             raise Exit(code=3)
-        rank.interrupted.wait(60)
+        rank.interrupted.wait(DEADLINE_S)
         raise KeyboardInterrupt
 
-    with pytest.raises(TimeoutError, match="time limit of 1") as caught:
-        run(cell, max_restarts=1000, timeout_s=1.0)
+    local.view.on_refresh = look
+    with pytest.raises(TimeoutError, match="time limit of 50 s") as caught:
+        run(cell, max_restarts=1000, timeout_s=50.0)
     assert len(caught.value.record.attempts) == 3
 
 
@@ -252,7 +257,7 @@ def test_a_rank_that_does_not_come_back_takes_the_gang_with_it(gang, monkeypatch
     def cell(rank: FakeRank) -> None:
         if rank.world.rank == 0:
             raise ValueError("no")
-        rank.ended.wait(60)
+        rank.ended.wait(DEADLINE_S)
 
     gang.launched.cell = cell
     with pytest.raises(RunFailed, match=r"(?s)ValueError: no.*The gang has ended.*rank 1 did not respond"):

@@ -19,7 +19,7 @@ import pyspark.sql.pandas.types
 import pytest
 from leaks import MARK, marked
 from rings import Recording
-from waiting import until
+from waiting import DEADLINE_S, until
 
 import sparkring
 from sparkring.engine.foreach import api as foreach_api
@@ -266,7 +266,7 @@ def test_stop_keeps_what_is_done(ring, pools):
     pools.view.on_refresh = lambda record: (
         waits.set() if sum(line.text == "waits" for line in record.recent) == running else None
     )
-    assert waits.wait(60)
+    assert waits.wait(DEADLINE_S)
     up = run.record.items.up
     run.stop()
     with pytest.raises(KeyboardInterrupt, match=f"60 of {60 + running} items finished"):
@@ -511,7 +511,7 @@ def test_plan(pools, tmp_path, monkeypatch, watch):
     until(lambda: all((tmp_path / f"up-{number}").exists() for number in (1, 2)), "two items are at their peak")
     measured = sum(proportional_bytes(pid) for pid in marked(watch.mark))
     (tmp_path / "go").touch()
-    assert list(later.result(60).table.state) == ["kept", "finished", "finished"]
+    assert list(later.result(DEADLINE_S).table.state) == ["kept", "finished", "finished"]
     assert plan.memory_at(2) == pytest.approx(measured, rel=0.2)
 
 

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from spares import prepared, ready
+from waiting import until
 
 from sparkring import shards
 from sparkring.errors import CheckpointError, RunFailed
@@ -300,10 +300,7 @@ def test_the_kernel_is_killed(driver, tmp_path):
     """
     first = driver(script)
     first.until_said("begins at 0")
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("run/*/commit.json")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: list(tmp_path.glob("run/*/commit.json")), "a checkpoint has been committed")
     first.process.kill()
     first.process.wait()
     (tmp_path / "done").touch()

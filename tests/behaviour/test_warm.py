@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from rings import READY, ready
-from waiting import DEADLINE_S
+from waiting import DEADLINE_S, until
 
 from sparkring.engine.run import api, runner, warm_gang
 from sparkring.errors import CaptureError, ResultError, RunFailed, RunTimeout
@@ -79,10 +79,7 @@ def interrupt_after(delay_s: float, action: Callable[[], object]) -> str:
 def freeze(pid: int) -> None:
     """Stop a process as a debugger does, and wait until it has stopped."""
     psutil.Process(pid).suspend()
-    until = time.monotonic() + 60
-    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "the process has stopped")
 
 
 # ── What stays ────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import anywidget
 from playwright.sync_api import Browser, Page, Route
+from waiting import DEADLINE_S
 
 KEPT = Path(__file__).parents[2] / "build" / "npm"
 ADDRESS = "http://exported.test/"
@@ -60,7 +61,9 @@ def _script(npm: str, script: Script) -> bytes:
         KEPT.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=KEPT) as folder:
             wanted = f"{script.package}@{script.version}"
-            subprocess.run([npm, "pack", "--silent", wanted], cwd=folder, check=True, timeout=120, capture_output=True)
+            subprocess.run(
+                [npm, "pack", "--silent", wanted], cwd=folder, check=True, timeout=DEADLINE_S, capture_output=True
+            )
             [packed] = Path(folder).glob("*.tgz")
             packed.replace(kept)
     found = base64.b64encode(hashlib.sha512(kept.read_bytes()).digest()).decode()

@@ -16,9 +16,10 @@ import psutil
 import pytest
 from lab import Lab, Notebook, Opened
 from playwright.sync_api import expect
+from waiting import PACE
 
 QUICKSTART = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
-ALL_CELLS_MS = 400_000
+ALL_CELLS_MS = 400_000 * PACE
 FAIL_ON_PURPOSE = ["bad-store", "failure"]  # the ids of cells
 TRAINING = ["ring", "spark"]
 

@@ -19,8 +19,9 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import DEADLINE_S
 
 import sparkring
 from sparkring import checkpoints
@@ -363,12 +364,12 @@ def test_training_goes_on(moody, wait_until):
 
     def wait(path):
         writing_now.set()
-        assert go.wait(60)
+        assert go.wait(DEADLINE_S)
 
     moody.on(write=wait)
     found = checkpoints(moody.directory)
     found.save(1, state(1))
-    assert writing_now.wait(60)
+    assert writing_now.wait(DEADLINE_S)
     assert found.list() == [] or found.list()[0].state == "partial"
 
     def second():
@@ -379,7 +380,7 @@ def test_training_goes_on(moody, wait_until):
     thread.start()
     assert not over.wait(0.2)  # the second save() cannot have ended, however slow this machine is
     go.set()
-    thread.join(60)
+    thread.join(DEADLINE_S)
     background.finish()
     assert steps(found) == [2, 1]
 
@@ -458,7 +459,7 @@ def test_real_directories(tmp_path):
 def test_after_an_interrupt(moody):
     """If the user interrupts save() while it waits for the save before, the next save() waits for that save again."""
     go = threading.Event()
-    moody.on(write=lambda path: go.wait(60))
+    moody.on(write=lambda path: go.wait(DEADLINE_S))
     found = checkpoints(moody.directory)
     found.save(1, state(1, scale=1.0))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pyspark may have set another one
@@ -481,7 +482,7 @@ def test_after_a_fork(moody, tmp_path):
     with failed._pending._ended:
         pass
     go = threading.Event()
-    moody.on(write=lambda path: go.wait(60))
+    moody.on(write=lambda path: go.wait(DEADLINE_S))
     found = checkpoints(moody.directory)
     found.save(1, state())
     pid = os.fork()
@@ -511,7 +512,7 @@ import numpy as np
 from sparkring import checkpoints
 checkpoints({str(tmp_path)!r}).save(1, {{"w": np.zeros(5_000_000)}})
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=DEADLINE_S)
     assert steps(checkpoints(tmp_path)) == [1]
 
 
@@ -837,7 +838,7 @@ def test_sharded_without_a_run(tmp_path, seat):
 # ── What is kept ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.1, 0.2, 0.3, float("nan")])), min_size=1, max_size=8),
     st.integers(1, 3),

@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkring.checkpointing import tensors
@@ -284,7 +284,6 @@ def test_lengths_that_lie(place, length):
         tensors.read(place, lying(place, array(), bytes(8), length))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.recursive(
         st.none() | st.integers() | st.floats() | st.sampled_from(["F32", "U8", "<f4", "dtypes", "a"]),

@@ -6,7 +6,7 @@ import decimal
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkring.data.columns import Making, to_numpy
@@ -91,7 +91,6 @@ def test_spark_mls_vectors_become_rows_dense_and_sparse():
     st.lists(st.lists(st.one_of(st.just(0.0), st.floats(-9, 9)), min_size=4, max_size=4), min_size=1, max_size=12),
     st.data(),
 )
-@settings(max_examples=60, deadline=None)
 def test_vectors_are_the_same_however_they_are_stored(rows, data):
     """Rows stored as dense or sparse vectors, in any mixture, give the same array."""
 

@@ -18,6 +18,7 @@ import pytest
 from leaks import Watch
 from pyarrow import parquet
 from rings import Ring, WarmRing, shared
+from waiting import DEADLINE_S
 
 from sparkring.data.petastorm import (
     SparkDatasetConverter,
@@ -819,5 +820,5 @@ from petastorm import make_batch_reader
 with make_batch_reader("file://{uneven}", num_epochs=1) as reader:
     print(sum(len(batch.x) for batch in reader))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert (done.stdout, done.stderr) == ("200\n", "")

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkring.data.plan import Leg, Position, RowRange, Shard, begun, cut, epoch_order, even, plan, shuffled, stretch
@@ -50,7 +50,6 @@ def on(position, size, window, batch_size, steps):
 
 
 @given(LAYOUTS, SIZES, BATCHES, WINDOWS, st.integers(0, 3), st.integers(1, 4))
-@settings(max_examples=300, deadline=None)
 def test_each_row_lies_with_one_rank_and_ranks_differ_by_one_row(counts, size, batch_size, window, seed, epoch):
     """For any layout, number of ranks, seed and epoch, one rank reads each row, and ranks differ by at most one row."""
     found = plan(counts, size, batch_size, position=Position(epoch, seed), remainder="join", window=window)
@@ -63,7 +62,6 @@ def test_each_row_lies_with_one_rank_and_ranks_differ_by_one_row(counts, size, b
 
 
 @given(LAYOUTS, SIZES, BATCHES, WINDOWS)
-@settings(max_examples=300, deadline=None)
 def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, window):
     """With "drop", all batches are full, and contain only a rank's own rows.
 
@@ -90,7 +88,6 @@ def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, win
     st.tuples(SIZES, WINDOWS, BATCHES),
     st.integers(1, 3),
 )
-@settings(max_examples=400, deadline=None)
 def test_an_epoch_goes_on_from_any_step_with_any_settings(counts, legs, last, epoch):
     """Every row of an epoch is read exactly once, even if ranks, window and batch size change at several stops."""
     position, seen = Position(epoch, 7), []
@@ -113,7 +110,6 @@ def test_an_epoch_goes_on_from_any_step_with_any_settings(counts, legs, last, ep
 @given(
     LAYOUTS, WINDOWS, BATCHES, SIZES, st.lists(st.integers(0, 5), max_size=4), st.sampled_from(["drop", "pad", "join"])
 )
-@settings(max_examples=300, deadline=None)
 def test_as_many_ranks_go_on_as_if_nothing_had_been(counts, window, batch_size, size, stops, remainder):
     """Each rank is given the same rows in the same order, however often all ranks stop and continue."""
     options = {"remainder": remainder, "window": window}

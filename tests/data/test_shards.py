@@ -27,7 +27,7 @@ import pytest
 from fake_launcher import received
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import DEADLINE_S
+from waiting import DEADLINE_S, until
 
 from sparkring import shards
 from sparkring.capture.names import method_calls
@@ -394,10 +394,7 @@ def test_what_a_large_batch_lacks_is_told(images):
     with pytest.raises(tf.errors.OpError, match="has been rewritten since"):
         list(read)
     del batches
-    deadline = time.monotonic() + 60
-    while reader_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not reader_threads()
+    until(lambda: not reader_threads(), "the threads of the reader have ended")
 
 
 @pytest.mark.parametrize("most", [16, 1])
@@ -453,7 +450,7 @@ def test_times_are_int64_nanoseconds_for_tensors(tmp_path):
     st.integers(0, 5),
     st.sampled_from([False, True, 50]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_epoch_is_resumed_on_another_number_of_ranks(numbered, before, after, batch_size, steps, seed, shuffle):
     """The batches before and after the stop contain every row exactly once."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "seed": seed}
@@ -504,7 +501,7 @@ def test_the_rest_of_a_window_is_read_in_one_pass(tmp_path, monkeypatch):
     st.sampled_from(["drop", "pad", "join"]),
     st.sampled_from([0, 2]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_as_many_ranks_read_on_in_the_same_order(numbered, size, batch_size, stops, shuffle, remainder, workers):
     """The ranks get the same batches as without the stops, even with several workers."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": remainder}
@@ -552,7 +549,7 @@ def lies(x):
     st.integers(0, 12),
     st.sampled_from([False, True, 50, 150]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_plan_that_is_told_is_what_is_read(numbered, before, after, batch_size, steps, shuffle):
     """Row groups are read in the plan's order, even in a resumed epoch. The order of rows in a buffer is free."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": "join"}
@@ -836,10 +833,7 @@ def test_leaving_early_ends_the_thread(numbered):
         lambda: next(iter(shards(numbered, 10).as_tf())),
     ):
         leave()
-        deadline = time.monotonic() + 60
-        while reader_threads() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not reader_threads()
+        until(lambda: not reader_threads(), "the threads of the reader have ended")
 
 
 @pytest.mark.parametrize("turn", range(20))

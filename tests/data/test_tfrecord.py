@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkring.data.shards import shards
@@ -55,7 +55,6 @@ def seen(records):
 # ── Shares ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     records=st.integers(1, 200),
     files=st.integers(1, 20),

@@ -237,14 +237,21 @@ class Clock:
 
 
 @pytest.fixture
-def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ring, Callable[[RunRecord], bool]], float]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which runs measure their time limits."""
+    clock = Clock()
+    for module in (polling, restarts, supervisor, warm_gang):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def limit(clock: Clock) -> Callable[[Ring, Callable[[RunRecord], bool]], float]:
     """`timeout_s=limit(ring, condition)` sets a time limit that is reached only when `condition(record)` holds.
 
     So the ranks are where the test wants them, however slow the machine is.
     """
-    clock, long_s = Clock(), 3600.0
-    for module in (polling, restarts, supervisor, warm_gang):
-        monkeypatch.setattr(module, "time", clock)
+    long_s = 3600.0
 
     def passes_when(ring: Ring, condition: Callable[[RunRecord], bool]) -> float:
         def look(record: RunRecord) -> None:

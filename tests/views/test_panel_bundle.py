@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from waiting import DEADLINE_S
 
 from sparkring.views import page_constants, panel
 from sparkring.views.markup import RANK_COLOURS
@@ -50,6 +51,6 @@ def test_the_sources_in_node():
             pytest.fail("node is not on PATH; in CI these tests must run")
         pytest.skip("node is not on PATH")
     tests = sorted(map(str, (Path(__file__).parent / "panel").glob("*.test.mjs")))
-    ran = subprocess.run([node, "--test", *tests], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([node, "--test", *tests], capture_output=True, text=True, timeout=DEADLINE_S)
     assert tests
     assert ran.returncode == 0, ran.stdout + ran.stderr
