@@ -101,12 +101,12 @@ def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, 
         return _from_bytes(filled, name, raw)
     if is_object(kind):
         return _objects(filled, spark)
-    found = _array(filled, name, making.caller, exact=exact and dtype is None)
+    array = _array(filled, name, making.caller, exact=exact and dtype is None)
     if nulls:  # The array is converted even if this batch has no nulls, so that all batches have the same dtype.
-        found = found.astype(object if found.dtype.kind in "bO" else np.float64, copy=False)
-    if dtype is not None and found.dtype.kind == "f":
-        found = found.astype(dtype, copy=False)
-    return found
+        array = array.astype(object if array.dtype.kind in "bO" else np.float64, copy=False)
+    if dtype is not None and array.dtype.kind == "f":
+        array = array.astype(dtype, copy=False)
+    return array
 
 
 def writable(arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -133,8 +133,8 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
         try:
             return pc.fill_null(array, scalar)
         except pa.ArrowNotImplementedError:  # Arrow cannot fill null lists, so they are replaced in Python
-            found = scalar.as_py()
-            return pa.array([found if each is None else each for each in array.to_pylist()], kind)
+            default = scalar.as_py()
+            return pa.array([default if row is None else row for row in array.to_pylist()], kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         raise DataError(
             f"fill={{'{name}': {value!r}}}: column `{name}` is {kind}, which cannot hold this value."
@@ -187,9 +187,9 @@ def _array(array: pa.Array, name: str, caller: Caller = "shards", *, exact: bool
     kind = array.type
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        found = _array(array.storage, name, caller, exact=exact)
+        storage = _array(array.storage, name, caller, exact=exact)
         shape = getattr(kind, "shape", None)
-        return found.reshape(len(found), *shape) if shape is not None else found
+        return storage.reshape(len(storage), *shape) if shape is not None else storage
     if types.is_dictionary(kind):
         return _array(array.dictionary_decode(), name, caller, exact=exact)
     if types.is_decimal(kind) and not exact:
@@ -227,8 +227,8 @@ def _rebuilding(kind: pa.DataType) -> Callable[[Any], Any] | None:
         parts = {part.name: made for part in kind if (made := _rebuilding(part.type)) is not None}
         if parts:
             return lambda value: value if value is None else value | {n: make(value[n]) for n, make in parts.items()}
-    elif _is_list(kind) and (each := _rebuilding(kind.value_type)) is not None:
-        return lambda value: value if value is None else [each(item) for item in value]
+    elif _is_list(kind) and (rebuild := _rebuilding(kind.value_type)) is not None:
+        return lambda value: value if value is None else [rebuild(item) for item in value]
     return None
 
 
@@ -253,8 +253,8 @@ def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
             f"raw={{'{name}': …}}: a row of {dtype} with shape {list(shape)} is {wanted:,} bytes, but column `{name}` "
             f"has a row of {odd[0]:,}."
         )
-    found = np.frombuffer(values if len(array) else b"", dtype, len(array) * math.prod(shape), begin)
-    return found.reshape(len(array), *shape)
+    flat = np.frombuffer(values if len(array) else b"", dtype, len(array) * math.prod(shape), begin)
+    return flat.reshape(len(array), *shape)
 
 
 def _rows(values: pa.Array, rows: int, length: int, name: str, caller: Caller, exact: bool) -> Array:
@@ -267,8 +267,8 @@ def _rows(values: pa.Array, rows: int, length: int, name: str, caller: Caller, e
                 else f"replace them with fill={{'{name}': 0}}."
             )
         )
-    found = _array(values, name, caller, exact=exact)
-    return found.reshape(rows, length, *found.shape[1:])
+    flat = _array(values, name, caller, exact=exact)
+    return flat.reshape(rows, length, *flat.shape[1:])
 
 
 def _length(lengths: Array, name: str, caller: Caller) -> int:
@@ -294,12 +294,12 @@ def _vectors(array: pa.StructArray, name: str, caller: Caller) -> Array:
         return _array(values, name, caller, exact=True)
     lengths = np.diff(np.asarray(values.offsets))
     sizes = np.where(dense, lengths, np.asarray(array.field("size").fill_null(0)))
-    found = np.zeros((len(array), _length(sizes, name, caller)))
+    matrix = np.zeros((len(array), _length(sizes, name, caller)))
     flat = np.asarray(values.flatten())
     owner = np.repeat(np.arange(len(array)), lengths)
     begin = np.repeat(np.cumsum(lengths) - lengths, lengths)
     place = np.arange(len(flat)) - begin  # right for dense vectors; sparse ones get their own indices below
     sparse = ~dense[owner]
     place[sparse] = np.asarray(array.field("indices").flatten())
-    found[owner, place] = flat
-    return found
+    matrix[owner, place] = flat
+    return matrix

@@ -146,18 +146,18 @@ def open_dataset(
     sources = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not sources:
         raise DataError("the list of paths is empty.")
-    places = [locate(each) for each in sources]
+    places = [locate(path) for path in sources]
     if not name:
         more = f", … ({len(sources)})" if len(sources) > 3 else ""
-        name = ", ".join(os.fspath(each) for each in sources[:3]) + more
+        name = ", ".join(os.fspath(path) for path in sources[:3]) + more
     fs = places[0].fs
     if any(place.fs != fs for place in places):
         raise DataError(f"{name}: these paths are on different file systems; use one file system per data set.")
-    found = [file for place in places for file in _files(place)]
-    if not found:
+    parquet_files = [file for place in places for file in _files(place)]
+    if not parquet_files:
         raise DataError(f"{name}: there is no Parquet file in this folder.")
-    footers = _at_once(lambda file: _footer(fs, file), found, f"reading the footers of {name}")
-    partitioned, kinds = _partitions([file.below for file in found])
+    footers = _at_once(lambda file: _footer(fs, file), parquet_files, f"reading the footers of {name}")
+    partitioned, kinds = _partitions([file.below for file in parquet_files])
     schemas = [_with_partitions(footer.schema, keys, kinds) for footer, keys in zip(footers, partitioned, strict=True)]
     whole = schemas[0]
     named = [column for column in whole.names if not re.fullmatch(r"__index_level_\d+__", column)]  # pandas' index
@@ -174,10 +174,10 @@ def open_dataset(
     condition, words = compile_where(where, whole)
     filtered = _named_in(condition, whole) if condition is not None else set()
     reads = tuple(column for column in whole.names if column in {*chosen, *filtered})
-    _check_equal(schemas, [file.below for file in found], reads)
+    _check_equal(schemas, [file.below for file in parquet_files], reads)
     files = tuple(
         DataFile(file.path, file.size_bytes, _row_groups(footer.metadata, set(reads)), footer.version, keys)
-        for file, footer, keys in zip(found, footers, partitioned, strict=True)
+        for file, footer, keys in zip(parquet_files, footers, partitioned, strict=True)
     )
     schema = pa.schema([whole.field(column) for column in chosen])
     digest = hashlib.sha256(repr((chosen, words)).encode())
@@ -201,12 +201,12 @@ def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
 
     If there is a filter, the values of these columns may have to be read.
     """
-    found = {name for name in columns if dataset.nulls.get(name)}
-    if dataset.condition is None or not found:
-        return frozenset(found)
-    each = {name: replace(dataset, condition=dataset.condition & pc.field(name).is_null()) for name in found}
+    names = {name for name in columns if dataset.nulls.get(name)}
+    if dataset.condition is None or not names:
+        return frozenset(names)
+    datasets = {name: replace(dataset, condition=dataset.condition & pc.field(name).is_null()) for name in names}
     filtered = _named_in(dataset.condition, dataset.stored_schema)
-    return frozenset(name for name, rest in each.items() if _counted(rest, {*filtered, name}).rows)
+    return frozenset(name for name, rest in datasets.items() if _counted(rest, {*filtered, name}).rows)
 
 
 def arrow_file_system(fs: AbstractFileSystem) -> Any:
@@ -230,10 +230,10 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
         # so a buffer is used only for large row groups, whose columns would otherwise need too much memory.
         if dataset.local:
             # With pre_buffer=True, the default in pyarrow 26, Arrow would read whole columns in spite of the buffer.
-            found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)
+            parquet_file = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)
         else:
             large = max(group.size_bytes for group in known.row_groups) > LARGE_BYTES
-            found = pq.ParquetFile(
+            parquet_file = pq.ParquetFile(
                 dataset.fs.open(known.path, "rb"),
                 metadata=_remote_footer(dataset.fs, known.path, known.version),
                 buffer_size=REMOTE_BUFFER_BYTES if large else 0,
@@ -243,11 +243,11 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
         raise DataError(f"{known.path} has been removed since {dataset.name} was opened.") from None
     except BROKEN as error:
         raise _broken(known.path, error) from error
-    rows = [found.metadata.row_group(group).num_rows for group in range(found.metadata.num_row_groups)]
+    rows = [parquet_file.metadata.row_group(group).num_rows for group in range(parquet_file.metadata.num_row_groups)]
     if rows != [group.rows_in_file for group in known.row_groups]:
-        found.close(force=True)
+        parquet_file.close(force=True)
         raise DataError(f"{known.path} has been rewritten since {dataset.name} was opened: open it again.")
-    return found
+    return parquet_file
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -280,30 +280,30 @@ def _files(place: Location) -> list[_File]:
     fs, path = place.fs, place.path
     try:
         if any(sign in path for sign in "*?[") and not fs.exists(path):
-            found = {each: fs.info(each) for each in fs.glob(path)}
+            infos = {match: fs.info(match) for match in fs.glob(path)}
             base = posixpath.dirname(path[: min(path.find(sign) for sign in "*?[" if sign in path)])
-            for folder in [each for each, info in found.items() if info["type"] == "directory"]:
-                found |= fs.find(folder, detail=True)
-            found = {each: info for each, info in found.items() if info["type"] != "directory"}
-            if not found:
+            for folder in [match for match, info in infos.items() if info["type"] == "directory"]:
+                infos |= fs.find(folder, detail=True)
+            infos = {file: info for file, info in infos.items() if info["type"] != "directory"}
+            if not infos:
                 raise DataError(f"{place.written}: no file matches this pattern.")
         elif fs.isfile(path):
             info = fs.info(path)
             return [_File(path, posixpath.basename(path), int(info["size"] or 0))]
         elif fs.exists(path):
-            found, base = fs.find(path, detail=True), path
+            infos, base = fs.find(path, detail=True), path
         else:
             raise DataError(f"{place.written} does not exist{_similar(place)}")
     except OSError as error:
         raise DataError(f"{place.written} cannot be read: {error.strerror or error}.") from error
     files = []
-    for each, info in sorted(found.items()):
-        below = str(each)[len(base) :].lstrip("/")
+    for file, info in sorted(infos.items()):
+        below = str(file)[len(base) :].lstrip("/")
         table = next((name for folder, name in _TABLES.items() if f"/{folder}/" in f"/{below}"), None)
         if table:
             raise DataError(f"{place.written} is a {table} table: read it with Spark, and pass the DataFrame.")
         if not any(map(_hidden, below.split("/"))):
-            files.append(_File(str(each), below, int(info["size"] or 0)))
+            files.append(_File(str(file), below, int(info["size"] or 0)))
     return files
 
 
@@ -319,7 +319,7 @@ def _similar(place: Location) -> str:
     """
     with contextlib.suppress(OSError, PathError):
         listed = place.fs.ls(posixpath.dirname(place.path), detail=False)
-        beside = [posixpath.basename(str(each).rstrip("/")) for each in listed]
+        beside = [posixpath.basename(str(path).rstrip("/")) for path in listed]
         close = difflib.get_close_matches(posixpath.basename(place.path), beside, 1)
         if close:
             return f"; did you mean {posixpath.dirname(place.written.rstrip('/')) or '.'}/{close[0]}?"
@@ -355,12 +355,12 @@ def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]]
 
     The type is int64 if all values of the key are integers, otherwise string.
     """
-    found = [
+    partitions = [
         [tuple(map(urllib.parse.unquote, part.partition("=")[::2])) for part in path.split("/")[:-1] if "=" in part]
         for path in below
     ]
     values: dict[str, set[str]] = {}
-    for keys in found:
+    for keys in partitions:
         for key, value in keys:
             values.setdefault(key, set()).add(value)
     kinds = {
@@ -370,7 +370,7 @@ def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]]
     def typed(key: str, value: str) -> Any:
         return None if value == _HIVE_NULL else int(value) if pa.types.is_integer(kinds[key]) else value
 
-    return [tuple((key, typed(key, value)) for key, value in keys) for keys in found], kinds
+    return [tuple((key, typed(key, value)) for key, value in keys) for keys in partitions], kinds
 
 
 def _is_whole(value: str) -> bool:
@@ -409,7 +409,7 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
     leaves = [at for at in range(metadata.num_columns) if _is_within(schema.column(at).path, columns)]
     # `length` is 0 except for fixed-length byte arrays.
     widths = [_WIDTHS.get(schema.column(at).physical_type, schema.column(at).length) for at in leaves]
-    found = []
+    groups = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         parts = [group.column(at) for at in leaves]
@@ -419,8 +419,8 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
             max(part.total_uncompressed_size, part.num_values * width)
             for part, width in zip(parts, widths, strict=True)
         )
-        found.append(RowGroup(group.num_rows, size, stored, group.num_rows))
-    return tuple(found)
+        groups.append(RowGroup(group.num_rows, size, stored, group.num_rows))
+    return tuple(groups)
 
 
 def _is_within(path: str, columns: Set[str]) -> bool:
@@ -435,14 +435,14 @@ def null_counts(metadata: pq.FileMetaData, columns: set[str] | None = None) -> C
     """
     paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     leaves = {path: at for at, path in enumerate(paths) if columns is None or path in columns}
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for name, at in leaves.items():
             statistics = group.column(at).statistics
             if statistics is not None and statistics.has_null_count:
-                found[name] += statistics.null_count
-    return found
+                counts[name] += statistics.null_count
+    return counts
 
 
 # ── The filter ────────────────────────────────────────────────────────────────
@@ -458,16 +458,16 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
         schema.empty_table().filter(condition)
     except (pa.ArrowException, KeyError) as error:
         raise DataError(f"the filter {condition} cannot be evaluated: {' '.join(str(error).split())}.") from None
-    found = set()
+    names = set()
     for name in schema.names:
         rest = pa.schema([field for field in schema if field.name != name]).empty_table()
         try:
             rest.filter(condition)
         except (pa.ArrowInvalid, KeyError):
-            found.add(name)
+            names.add(name)
         except pa.ArrowException as error:
             raise DataError(f"the filter {condition} cannot be evaluated: {error}.") from None
-    return found
+    return names
 
 
 def _counted(dataset: Dataset, filtered: Set[str]) -> Dataset:
@@ -479,7 +479,7 @@ def _counted(dataset: Dataset, filtered: Set[str]) -> Dataset:
     from sparkring.data.reader import passing_rows
 
     schema, fs, form = dataset.stored_schema, arrow_file_system(dataset.fs), ds.ParquetFileFormat()
-    narrow = replace(dataset, schema=pa.schema([each for each in schema if each.name in filtered]))
+    narrow = replace(dataset, schema=pa.schema([column for column in schema if column.name in filtered]))
     narrow = replace(narrow, reads=narrow.columns)
     # The statistics in footers leave out NaN, so Arrow would count rows with NaN as rows that pass `x > 3`.
     floats = any(map(_has_floats, narrow.schema.types))
@@ -490,8 +490,8 @@ def _counted(dataset: Dataset, filtered: Set[str]) -> Dataset:
             known = known & (pc.field(key).is_null() if value is None else pc.field(key) == value)
         fragment = form.make_fragment(file.path, fs, partition_expression=known)
         kept = {
-            each.row_groups[0].id: each.scanner(schema=schema, filter=dataset.condition).count_rows()
-            for each in fragment.split_by_row_group(filter=dataset.condition, schema=schema)
+            part.row_groups[0].id: part.scanner(schema=schema, filter=dataset.condition).count_rows()
+            for part in fragment.split_by_row_group(filter=dataset.condition, schema=schema)
         }
         return [kept.get(at, 0) for at in range(len(file.row_groups))]
 
@@ -522,15 +522,15 @@ def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: st
     If the calls take a while, the number of finished items is reported from time to time. After an error, no further
     call is started.
     """
-    found = []
+    results = []
     due = time.monotonic() + TELL_AFTER_S
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sparkring-footers")
     try:
         for result in pool.map(work, items):
-            found.append(result)
+            results.append(result)
             if time.monotonic() >= due:
                 due = time.monotonic() + TELL_AFTER_S
-                tell(f"{doing}: {len(found):,} of {len(items):,} files")
+                tell(f"{doing}: {len(results):,} of {len(items):,} files")
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-    return found
+    return results

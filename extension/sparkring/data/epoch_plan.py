@@ -107,10 +107,10 @@ def _ours(dataset: Dataset, size: int, batch_size: int, remainder: Remainder) ->
     shares = []
     for shard in plan(dataset.counts(), size, batch_size, remainder=remainder):
         size_bytes = 0.0
-        for each in shard.ranges:
-            group = dataset.files[each.file].row_groups[each.row_group]
-            size_bytes += group.size_bytes * each.rows / group.rows
-        files = len({each.file for each in shard.ranges})
+        for row_range in shard.ranges:
+            group = dataset.files[row_range.file].row_groups[row_range.row_group]
+            size_bytes += group.size_bytes * row_range.rows / group.rows
+        files = len({row_range.file for row_range in shard.ranges})
         shares.append(Share(shard.rows, round(size_bytes), files, len(shard.ranges), shard.steps))
     return tuple(shares)
 

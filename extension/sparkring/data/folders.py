@@ -26,10 +26,10 @@ def entries(folder: Location) -> dict[str, dict[str, Any]]:
 def read_json(file: Location, layout: int) -> dict[str, Any]:
     """Return the content of a JSON file, or {} if the file is missing, incomplete, or has another layout."""
     try:
-        found = json.loads(file.fs.cat_file(file.path))
+        content = json.loads(file.fs.cat_file(file.path))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
-    return found if isinstance(found, dict) and found.get("layout") == layout else {}
+    return content if isinstance(content, dict) and content.get("layout") == layout else {}
 
 
 def write_json(file: Location, layout: int, content: Mapping[str, Any]) -> None:

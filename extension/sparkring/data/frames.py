@@ -95,7 +95,7 @@ def check_names(frame: DataFrame, names: Iterable[str], option: str = "") -> Non
         if name not in frame.columns:
             raise DataError(f"{option}the DataFrame has no column `{name}`: {nearest(name, frame.columns)}")
         if len(several := same(name)) > 1:
-            called = " and ".join(f"`{each}`" for each in dict.fromkeys(several))
+            called = " and ".join(f"`{column}`" for column in dict.fromkeys(several))
             raise DataError(
                 f"{option}the DataFrame has {len(several)} columns called {called}: rename or drop all but one."
             )
@@ -284,10 +284,10 @@ def version_of(frame: DataFrame, *, by_partition: bool = False) -> str:
     rows have timestamps, the string also depends on the session's time zone. If the plan does not determine the rows,
     one Spark job reads the rows. If this job fails, its error is raised.
     """
-    found = _by_plan(frame) or _by_rows(frame, by_partition)
+    version = _by_plan(frame) or _by_rows(frame, by_partition)
     if any(_has_times(field.dataType) for field in frame.schema.fields):
-        found += f"-{frame.sparkSession.conf.get('spark.sql.session.timeZone')}"
-    return found
+        version += f"-{frame.sparkSession.conf.get('spark.sql.session.timeZone')}"
+    return version
 
 
 # ── By the plan ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -295,10 +295,10 @@ def version_of(frame: DataFrame, *, by_partition: bool = False) -> str:
 
 def _by_plan(frame: DataFrame) -> str:
     try:
-        told = _told(frame)
+        facts = _told(frame)
     except Exception:  # Spark's internal classes may differ in this version; version_of() then uses the rows
         return ""
-    return f"plan-{_digest(told)}" if told else ""
+    return f"plan-{_digest(facts)}" if facts else ""
 
 
 def _told(frame: DataFrame) -> list[str]:
@@ -324,7 +324,7 @@ def _told(frame: DataFrame) -> list[str]:
         session.version,
         frame.schema.json(),
         json.dumps(_renumbered(nodes, seen), sort_keys=True),
-        _IDS.sub(lambda found: _number(found[0].rstrip("L"), seen), text),
+        _IDS.sub(lambda match: _number(match[0].rstrip("L"), seen), text),
         *sorted(settings),
         *files,
     ]
@@ -340,13 +340,13 @@ def _text(plan: Any) -> str:
         return str(plan.treeString(*arguments, False))
 
 
-def _nodes(found: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(found, dict):
-        if "class" in found:
-            yield found
-        found = list(found.values())
-    if isinstance(found, list):
-        for part in found:
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(tree, dict):
+        if "class" in tree:
+            yield tree
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for part in tree:
             yield from _nodes(part)
 
 
@@ -369,10 +369,10 @@ def _files(session: SparkSession, leaf: Any) -> list[str]:
     if not reader.startswith(_FORMATS):
         raise LookupError(reader)
     paths = sorted(unquote(path) for path in relation.location().inputFiles())
-    found: dict[str, str] = {}
+    listing: dict[str, str] = {}
     for folder in {path.rpartition("/")[0] for path in paths}:
-        found |= _listed(session, folder)
-    return [reader, relation.options().toString(), *(f"{path} {found[_bare(path)]}" for path in paths)]
+        listing |= _listed(session, folder)
+    return [reader, relation.options().toString(), *(f"{path} {listing[_bare(path)]}" for path in paths)]
 
 
 def _listed(session: SparkSession, folder: str) -> dict[str, str]:
@@ -389,15 +389,15 @@ def _bare(path: str) -> str:
     return re.sub(r":/+", ":/", path, count=1)
 
 
-def _renumbered(found: Any, seen: dict[str, str]) -> Any:
+def _renumbered(tree: Any, seen: dict[str, str]) -> Any:
     """Return a plan's JSON with expressions numbered as they occur, and without ids that differ between processes."""
-    if isinstance(found, list):
-        return [_renumbered(part, seen) for part in found]
-    if not isinstance(found, dict):
-        return found
-    if "jvmId" in found:
-        return _number(f"#{found['id']}", seen)
-    return {key: _renumbered(part, seen) for key, part in found.items() if not key.endswith("dataset_id")}
+    if isinstance(tree, list):
+        return [_renumbered(part, seen) for part in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "jvmId" in tree:
+        return _number(f"#{tree['id']}", seen)
+    return {key: _renumbered(part, seen) for key, part in tree.items() if not key.endswith("dataset_id")}
 
 
 def _number(name: str, seen: dict[str, str]) -> str:
@@ -418,8 +418,8 @@ def _by_rows(frame: DataFrame, by_partition: bool) -> str:
         for salt in (0, 1)
     ]
     grouped = frame.groupBy(*([functions.spark_partition_id().alias("partition")] if by_partition else []))
-    found = grouped.agg(functions.count(functions.lit(1)).alias("rows"), *sums).collect()
-    return f"rows-{_digest([frame.schema.json(), *(str(value) for row in sorted(found) for value in row)])}"
+    rows = grouped.agg(functions.count(functions.lit(1)).alias("rows"), *sums).collect()
+    return f"rows-{_digest([frame.schema.json(), *(str(value) for row in sorted(rows) for value in row)])}"
 
 
 def _hashable(field: StructField) -> list[Column]:
@@ -432,14 +432,14 @@ def _hashable(field: StructField) -> list[Column]:
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     column = functions.col(quoted(field.name))
-    found = [column.isNull()] if field.nullable else []
+    null_flags = [column.isNull()] if field.nullable else []
     kind = field.dataType
     if isinstance(kind, ArrayType) and not isinstance(kind.elementType, (ArrayType, MapType, StructType)):
         nulls = [functions.transform(column, lambda item: item.isNull())] if kind.containsNull else []
-        return [column, functions.size(column), *nulls, *found]
+        return [column, functions.size(column), *nulls, *null_flags]
     if isinstance(kind, (ArrayType, MapType, StructType)):
-        return [functions.to_json(column, {"ignoreNullFields": "false"}), *found]
-    return [column, *found]
+        return [functions.to_json(column, {"ignoreNullFields": "false"}), *null_flags]
+    return [column, *null_flags]
 
 
 def quoted(name: str) -> str:

@@ -43,7 +43,7 @@ class KeyedRows:
         rows = _in_memory(self._rows)
         keys, codes = _keys(rows.values(self._by))
         mine = [(_digest(key), repr(key), code) for code, key in enumerate(keys)]
-        mine = sorted(each for each in mine if owner_of(keys[each[2]], self._size) == self._rank)
+        mine = sorted(entry for entry in mine if owner_of(keys[entry[2]], self._size) == self._rank)
         order = np.argsort(codes, kind="stable")  # the rows of a key stay in their order
         ends = np.cumsum(np.bincount(codes, minlength=len(keys)))
         begins = ends - np.bincount(codes, minlength=len(keys))
@@ -52,9 +52,9 @@ class KeyedRows:
         taken = rows.take(indices)
         sorted_rows: Any = taken.table() if arrow else taken.columns(nulls)
         first = 0
-        for (digest, _, code), each in zip(mine, chosen, strict=True):
-            span = slice(first, first + len(each))
-            first += len(each)
+        for (digest, _, code), row_numbers in zip(mine, chosen, strict=True):
+            span = slice(first, first + len(row_numbers))
+            first += len(row_numbers)
             batch = sorted_rows[span] if arrow else {name: array[span] for name, array in sorted_rows.items()}
             yield OfKey(keys[code], digest, batch)
 
@@ -102,7 +102,7 @@ def _keys(columns: Mapping[str, Any]) -> tuple[list[Any], Any]:
         more = _codes(column, name)
         codes = codes * (int(more.max(initial=0)) + 1) + more
         _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
-    values = [[_value(each, name) for each in column.take(first).tolist()] for name, column in columns.items()]
+    values = [[_value(value, name) for value in column.take(first).tolist()] for name, column in columns.items()]
     keys = values[0] if len(values) == 1 else list(zip(*values, strict=True))
     numbers: dict[Any, int] = {}
     merged = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
@@ -120,7 +120,7 @@ def _codes(column: Any, name: str) -> Any:
         if isinstance(column, pa.Array) or column.dtype != object or pa.types.is_string(array.type):
             return array.dictionary_encode("encode").indices.to_numpy().astype(np.int64)
     numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(_value(each, name), len(numbers)) for each in column.tolist()], np.int64)
+    return np.array([numbers.setdefault(_value(value, name), len(numbers)) for value in column.tolist()], np.int64)
 
 
 def _value(value: Any, name: str) -> Any:

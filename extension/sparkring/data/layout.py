@@ -58,8 +58,8 @@ class Layout:
             for name, array in batch.items():
                 if array.ndim == 0 or len(array) != len(rows):
                     raise _miscounted(name, array, len(rows), "")
-                if array.dtype.kind == "O" and (found := other_than_text(array)):
-                    self.objects[name] = found
+                if array.dtype.kind == "O" and (kind := other_than_text(array)):
+                    self.objects[name] = kind
         if not batch:
             raise DataError("transform returned no columns.")
         self.spec = {name: Spec(array.shape[1:], array.dtype) for name, array in batch.items()}
@@ -78,48 +78,48 @@ class Layout:
         if order is not None:
             place = np.empty(length, np.int64)
             place[order] = np.arange(length)
-        found: Batch = {}
+        arrays: Batch = {}
         begin = size_bytes = 0
         for batch in batches:
             end = begin + len(batch)
             size_bytes += batch.nbytes
             for name, part in self._columns(batch).items():
                 if len(batch) == length and place is None:
-                    found[name] = part
+                    arrays[name] = part
                     continue
-                if name not in found:
-                    found[name] = _empty((length, *part.shape[1:]), part.dtype)
-                elif part.shape[1:] != found[name].shape[1:]:
-                    lengths = sorted({part.shape[1], found[name].shape[1]})
+                if name not in arrays:
+                    arrays[name] = _empty((length, *part.shape[1:]), part.dtype)
+                elif part.shape[1:] != arrays[name].shape[1:]:
+                    lengths = sorted({part.shape[1], arrays[name].shape[1]})
                     raise ragged(name, lengths, self.making.caller)
-                found[name][slice(begin, end) if place is None else place[begin:end]] = part
+                arrays[name][slice(begin, end) if place is None else place[begin:end]] = part
             begin = end
-        found = {name: array[:rows] for name, array in found.items()}
+        arrays = {name: array[:rows] for name, array in arrays.items()}
         if self.transform is None:
-            self._check(found, rows, where)
-        return found, size_bytes
+            self._check(arrays, rows, where)
+        return arrays, size_bytes
 
     def transformed(self, batch: Batch, rows: int, where: str) -> Batch:
         """Return the transformed batch. Raise DataError if its columns, shapes or dtypes are not those of `spec`."""
-        found = self._transformed(batch)
-        self._check(found, rows, where)
-        return found
+        transformed = self._transformed(batch)
+        self._check(transformed, rows, where)
+        return transformed
 
     def _columns(self, batch: pa.RecordBatch) -> Batch:
-        found = {}
+        arrays = {}
         for name, group in self.groups.items():
             exact = isinstance(group, str)  # side by side, decimals become floats
             members = members_of(group)
-            parts = [to_numpy(batch.column(each), each, self.making, self.dtype, exact=exact) for each in members]
-            found[name] = parts[0] if exact else _side_by_side(parts, members, name, self.dtype)
-        return found
+            parts = [to_numpy(batch.column(member), member, self.making, self.dtype, exact=exact) for member in members]
+            arrays[name] = parts[0] if exact else _side_by_side(parts, members, name, self.dtype)
+        return arrays
 
     def _transformed(self, batch: Batch) -> Batch:
         assert self.transform is not None
-        found = self.transform(writable(batch))
-        if not isinstance(found, Mapping):
-            raise DataError(f"transform returned a {type(found).__name__}: it must return a dict of arrays [rows, …].")
-        arrays = {str(name): np.asarray(array) for name, array in found.items()}
+        result = self.transform(writable(batch))
+        if not isinstance(result, Mapping):
+            raise DataError(f"transform returned a {type(result).__name__}: it must return a dict of arrays [rows, …].")
+        arrays = {str(name): np.asarray(array) for name, array in result.items()}
         # NumPy's own types of text depend on the longest value, so they can differ from batch to batch.
         return {name: array.astype(object) if array.dtype.kind in "US" else array for name, array in arrays.items()}
 
@@ -156,11 +156,11 @@ def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, Gro
         raise DataError(f"{option}={columns!r} is a string: write {option}=[{columns!r}].")
     try:
         named = columns if isinstance(columns, Mapping) else {name: name for name in columns}
-        found = {name: each if isinstance(each, str) else tuple(each) for name, each in named.items()}
-        members = [member for group in found.values() for member in members_of(group)]
+        groups = {name: group if isinstance(group, str) else tuple(group) for name, group in named.items()}
+        members = [member for group in groups.values() for member in members_of(group)]
         # The order of a set differs from process to process.
         unordered = any(isinstance(part, set | frozenset) for part in (columns, *named.values()))
-        wrong = unordered or not all(isinstance(name, str) for name in (*found, *members))
+        wrong = unordered or not all(isinstance(name, str) for name in (*groups, *members))
     except TypeError:
         wrong = True
     if wrong:
@@ -168,10 +168,10 @@ def groups_of(columns: Columns | None, option: str = "columns") -> dict[str, Gro
             f"{option}={columns!r}: expected a list of names of columns, as in {option}=['x', 'y'], or a dict of "
             f"arrays, as in {option}={{'x': ['a', 'b'], 'y': 'c'}}."
         )
-    empty = next((name for name, group in found.items() if group == ()), None)
+    empty = next((name for name, group in groups.items() if group == ()), None)
     if empty is not None:
         raise DataError(f"{option}: `{empty}` has no columns.")
-    return found
+    return groups
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -246,16 +246,16 @@ def making_of(
         for name in named:
             if name not in names:
                 raise DataError(f"{option} names `{name}`, which is not among the {called}.")
-    found = {name: _raw(name, value) for name, value in (raw or {}).items()}
-    return Making(dict(fill or {}), found, caller=caller)
+    raws = {name: _raw(name, value) for name, value in (raw or {}).items()}
+    return Making(dict(fill or {}), raws, caller=caller)
 
 
 def _raw(name: str, value: Any) -> Raw:
     try:
         dtype, shape = value
-        found = np.dtype(dtype), tuple(operator.index(length) for length in shape)
+        raw = np.dtype(dtype), tuple(operator.index(length) for length in shape)
     except (TypeError, ValueError):
-        found = np.dtype(object), ()
-    if found[0].hasobject or min(found[1], default=1) < 1:
+        raw = np.dtype(object), ()
+    if raw[0].hasobject or min(raw[1], default=1) < 1:
         raise DataError(f"raw={{'{name}': {value!r}}}: expected a dtype and a shape, as in ('float32', (16, 3)).")
-    return found
+    return raw

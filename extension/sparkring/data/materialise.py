@@ -128,9 +128,9 @@ def in_form(
     settings = " ".join(filter(None, [str(LAYOUT), form.kind, str(form.row_group_bytes), version]))
     key = hashlib.sha256(settings.encode()).hexdigest()[:32]
     with _usable(home):
-        found = _find(home / key, version, tell)
-    if found:
-        return found
+        copy = _find(home / key, version, tell)
+    if copy:
+        return copy
     with _usable(home):
         home.fs.makedirs(home.path, exist_ok=True)
         gone = clean(home)
@@ -308,7 +308,7 @@ def _advice(reason: str) -> str:
 
 def _check_columns(frame: DataFrame, called: str) -> None:
     same = same_names(frame)
-    several = next((found for name in frame.columns if len(found := same(name)) > 1), None)
+    several = next((columns for name in frame.columns if len(columns := same(name)) > 1), None)
     if several:
         names = " and ".join(repr(name) for name in dict.fromkeys(several))
         raise DataError(
@@ -334,8 +334,8 @@ def _check_executors(session: SparkSession, copy: Location, home: Location, call
         tasks = context.defaultParallelism
         return list(context.parallelize(range(tasks), tasks).map(look).collect())
 
-    found = _computed(session, called, "checking the executors for", ask, lambda text: None)
-    blind = sorted({host for host, sees in found if not sees})
+    answers = _computed(session, called, "checking the executors for", ask, lambda text: None)
+    blind = sorted({host for host, sees in answers if not sees})
     if blind:
         raise _own_disks(f"the executor on {blind[0]}", home)
 
@@ -395,8 +395,8 @@ def _user(session: SparkSession | None) -> str:
 
     from pyspark.sql import SparkSession
 
-    found, session = "", session or SparkSession.getActiveSession()
+    user, session = "", session or SparkSession.getActiveSession()
     if session is not None:
         row = session.sql("SELECT current_user()").first()
-        found = str(row[0]) if row else ""
-    return re.sub(r"[^A-Za-z0-9._@-]", "_", found or getpass.getuser())
+        user = str(row[0]) if row else ""
+    return re.sub(r"[^A-Za-z0-9._@-]", "_", user or getpass.getuser())

@@ -114,9 +114,9 @@ class ArrowRows:
 
         A column of a dictionary type, such as a pandas categorical, becomes a column of the values.
         """
-        found = {name: _whole(self._table.column(name)) for name in names}
-        return {name: each.dictionary_decode() if pa.types.is_dictionary(each.type) else each
-                for name, each in found.items()}  # fmt: skip
+        columns = {name: _whole(self._table.column(name)) for name in names}
+        return {name: column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+                for name, column in columns.items()}  # fmt: skip
 
     def take(self, indices: Any) -> ArrowRows:
         return ArrowRows(self._table.take(pa.array(indices)))
@@ -188,10 +188,10 @@ class StoredRows:
         return {"schema": base64.b64encode(self._schema).decode(), "pieces": pieces, "nulls": sorted(self._nulls)}
 
     @staticmethod
-    def from_described(found: Mapping[str, Any], folder: Location) -> StoredRows:
+    def from_described(description: Mapping[str, Any], folder: Location) -> StoredRows:
         """Return the rows that described() has described; their files are in `folder`."""
-        pieces = [Piece(folder / name, rows) for name, rows in found["pieces"]]
-        return StoredRows(base64.b64decode(found["schema"]), pieces, frozenset(found["nulls"]))
+        pieces = [Piece(folder / name, rows) for name, rows in description["pieces"]]
+        return StoredRows(base64.b64decode(description["schema"]), pieces, frozenset(description["nulls"]))
 
     def files(self) -> list[Location]:
         """Return the files that hold these rows."""
@@ -297,8 +297,8 @@ def _with_nulls(metadata: Any) -> Iterator[str]:
     """Yield the paths of a Parquet file's columns that may have nulls: the file has a count above 0, or no count."""
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):  # each field of a struct is a column of its own
-            found = column.statistics
-            if found is None or not found.has_null_count or found.null_count:
+            statistics = column.statistics
+            if statistics is None or not statistics.has_null_count or statistics.null_count:
                 yield column.path_in_schema
 
 
@@ -308,7 +308,7 @@ def _with_nulls(metadata: Any) -> Iterator[str]:
 def parts_of(rows: Rows, most: int | None) -> Iterator[Rows]:
     """Yield the rows in parts of at most `most` rows, all of about the same size."""
     number = 1 if not most else -(-rows.count // most)
-    for first, count in (_span(rows.count, number, each) for each in range(number)):
+    for first, count in (_span(rows.count, number, part) for part in range(number)):
         yield rows.slice(first, count) if number > 1 else rows
 
 

@@ -115,30 +115,31 @@ def partitions(df: DataFrame, *, cache: str | os.PathLike[str] | None = None) ->
     copy = in_form(df, form, cache=cache, say=tell)
     pieces: dict[int, list[Piece]] = {}
     for name, rows in copy.files:
-        found = re.match(r"part-(\d+)", name)
-        if found and rows:
-            pieces.setdefault(int(found[1]), []).append(Piece(name, 0, rows))
+        match = re.match(r"part-(\d+)", name)
+        if match and rows:
+            pieces.setdefault(int(match[1]), []).append(Piece(name, 0, rows))
     number = max([copy.facts["partitions"], *(partition + 1 for partition in pieces)])
     stored = Stored(copy.location, schema)
     return Partitions([
-        Part(stored, pieces.get(each, ()), (copy.version, "partition", each, number)) for each in range(number)
+        Part(stored, pieces.get(partition, ()), (copy.version, "partition", partition, number))
+        for partition in range(number)
     ])  # fmt: skip
 
 
-def items_of(found: Any) -> Any:
-    """Return the groups as items if `found` is the result of df.groupBy(…); otherwise, return `found` itself.
+def items_of(source: Any) -> Any:
+    """Return the groups as items if `source` is the result of df.groupBy(…); otherwise, return `source` itself.
 
     Raise DataError for a DataFrame, which has no items.
     """
-    roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
+    roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(source).__mro__}
     if ("pyspark", "DataFrame") in roots:
         raise DataError(
             "a Spark DataFrame has no items: use df.groupBy('store') for a (key, pandas DataFrame) pair per group, or "
             "sparkring.partitions(df) for a pandas DataFrame per partition."
         )
     if ("pyspark", "GroupedData") in roots:
-        return _groups(found)
-    return found
+        return _groups(source)
+    return source
 
 
 def _groups(grouped: GroupedData) -> list[tuple[Any, Part]]:
@@ -207,13 +208,13 @@ def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
         raise DataError("groupBy() without columns makes one group of all rows: name columns, as in groupBy('store').")
     numbers: list[int] = []
     for index in range(by.size()):
-        each = by.apply(index)
-        if not each.getClass().getName().endswith(".AttributeReference") or each.exprId().id() not in ids:
+        expression = by.apply(index)
+        if not expression.getClass().getName().endswith(".AttributeReference") or expression.exprId().id() not in ids:
             raise DataError(
-                f"groupBy() groups by an expression, {each.sql()}: add it as a column with df.withColumn() first, and "
-                "group by that column."
+                f"groupBy() groups by an expression, {expression.sql()}: add it as a column with df.withColumn() "
+                "first, and group by that column."
             )
-        numbers.append(ids.index(each.exprId().id()))
+        numbers.append(ids.index(expression.exprId().id()))
         field = frame.schema.fields[numbers[-1]]
         if isinstance(field.dataType, (ArrayType, MapType, StructType, UserDefinedType)):
             raise DataError(
@@ -283,7 +284,7 @@ def _indexed(
         if last - first + 1 != rows:
             raise DataError(f"Spark did not put the rows of the group {key} together: group by other columns.")
         pieces.setdefault(key, []).append(Piece(file, first - begins[file], rows))
-    return {key: Part(stored, found, (copy.version, "group", names, key)) for key, found in pieces.items()}
+    return {key: Part(stored, key_pieces, (copy.version, "group", names, key)) for key, key_pieces in pieces.items()}
 
 
 def _keys(column: pa.ChunkedArray, kind: DataType) -> list[Any]:

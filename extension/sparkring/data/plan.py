@@ -53,13 +53,13 @@ class Position(NamedTuple):
     legs: tuple[Leg, ...] = ()
 
     @classmethod
-    def of(cls, found: Sequence[Any]) -> Position:
-        """Return the position that `found` (loaded from JSON) describes. Raise DataError if it is not a position."""
+    def of(cls, value: Sequence[Any]) -> Position:
+        """Return the position that `value` (loaded from JSON) describes. Raise DataError if it is not a position."""
         try:
-            epoch, seed, legs = found
+            epoch, seed, legs = value
             return cls(int(epoch), int(seed), tuple(Leg(*map(int, leg)) for leg in legs))
         except (TypeError, ValueError):
-            raise DataError(f"{found!r} is not a position in a data set: use one from shards.position().") from None
+            raise DataError(f"{value!r} is not a position in a data set: use one from shards.position().") from None
 
 
 class Shard(NamedTuple):
@@ -113,18 +113,18 @@ def plan(
     position, read = begun(position or Position(), size, window, batch_size)
     line = remaining(counts, position, window)
     stretches = list(stretch(line, size))
-    rows = [sum(each.rows for each in ranges) for ranges in stretches]
-    found = []
+    rows = [sum(row_range.rows for row_range in ranges) for ranges in stretches]
+    shards = []
     for ranges, own in zip(stretches, rows, strict=True):
         if remainder == "drop":
-            found.append(Shard(ranges, own, max(0, min(rows) - read) // batch_size, (), read))
+            shards.append(Shard(ranges, own, max(0, min(rows) - read) // batch_size, (), read))
         elif remainder == "join":
-            found.append(Shard(ranges, own, -(-max(0, own - read) // batch_size), (), read))
+            shards.append(Shard(ranges, own, -(-max(0, own - read) // batch_size), (), read))
         else:
             steps = -(-max(0, max(rows) - read) // batch_size)
             pad = first_rows(ranges or line, read + steps * batch_size - own)
-            found.append(Shard(ranges, own, steps, pad, read))
-    return tuple(found)
+            shards.append(Shard(ranges, own, steps, pad, read))
+    return tuple(shards)
 
 
 def begun(position: Position, size: int, window: int, batch_size: int) -> tuple[Position, int]:
@@ -182,36 +182,36 @@ def stretch(line: Sequence[RowRange], size: int) -> Iterator[tuple[RowRange, ...
     """Cut a sequence of rows into `size` stretches, whose numbers of rows differ by one at most."""
     rest = iter(line)
     here = next(rest, None)
-    for wanted in even(sum(each.rows for each in line), size):
-        found: list[RowRange] = []
+    for wanted in even(sum(row_range.rows for row_range in line), size):
+        ranges: list[RowRange] = []
         while wanted and here is not None:
             taken = min(wanted, here.rows)
-            found.append(here._replace(stop=here.start + taken))
+            ranges.append(here._replace(stop=here.start + taken))
             wanted -= taken
             here = here._replace(start=here.start + taken) if taken < here.rows else next(rest, None)
-        yield tuple(found)
+        yield tuple(ranges)
 
 
 def cut(line: Sequence[RowRange], begin: int, end: int) -> list[RowRange]:
     """Return rows `begin` to `end` (not included) of a sequence of rows, counted from 0."""
-    found = []
-    for each in line:
-        start, stop = max(each.start, each.start + begin), min(each.stop, each.start + end)
+    ranges = []
+    for row_range in line:
+        start, stop = max(row_range.start, row_range.start + begin), min(row_range.stop, row_range.start + end)
         if start < stop:
-            found.append(each._replace(start=start, stop=stop))
-        begin, end = begin - each.rows, end - each.rows
-    return found
+            ranges.append(row_range._replace(start=start, stop=stop))
+        begin, end = begin - row_range.rows, end - row_range.rows
+    return ranges
 
 
 def first_rows(ranges: Sequence[RowRange], rows: int) -> tuple[RowRange, ...]:
     """Return the first `rows` rows of `ranges`. If `ranges` has fewer rows, they are repeated."""
-    found: list[RowRange] = []
-    for each in itertools.cycle(ranges):
+    result: list[RowRange] = []
+    for row_range in itertools.cycle(ranges):
         if rows <= 0:
             break
-        found.append(each._replace(stop=min(each.stop, each.start + rows)))
-        rows -= found[-1].rows
-    return tuple(found)
+        result.append(row_range._replace(stop=min(row_range.stop, row_range.start + rows)))
+        rows -= result[-1].rows
+    return tuple(result)
 
 
 def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
@@ -226,7 +226,7 @@ def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
 
 def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[RowRange]:
     """Return the rows that a rank has not read in a leg. `ranges` is the rank's stretch in this leg."""
-    rows = sum(each.rows for each in ranges)
+    rows = sum(row_range.rows for row_range in ranges)
     if leg.rows >= rows:
         return []
     if not leg.window:
@@ -240,13 +240,13 @@ def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[R
 
 def _rows_at(ranges: Sequence[RowRange], places: Any) -> list[RowRange]:
     """Return the rows of `ranges` at `places` (sorted, counted from 0). Adjacent rows form one range."""
-    found: list[RowRange] = []
+    runs: list[RowRange] = []
     begin = 0
-    for each in ranges:
-        low, high = np.searchsorted(places, [begin, begin + each.rows])
-        inside = places[low:high] - begin + each.start
+    for row_range in ranges:
+        low, high = np.searchsorted(places, [begin, begin + row_range.rows])
+        inside = places[low:high] - begin + row_range.start
         for run in np.split(inside, np.flatnonzero(np.diff(inside) != 1) + 1):
             if len(run):
-                found.append(each._replace(start=int(run[0]), stop=int(run[-1]) + 1))
-        begin += each.rows
-    return found
+                runs.append(row_range._replace(start=int(run[0]), stop=int(run[-1]) + 1))
+        begin += row_range.rows
+    return runs

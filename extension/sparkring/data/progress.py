@@ -90,11 +90,11 @@ def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 def at_most(most: int, pieces: Iterable[Piece]) -> list[Piece]:
     """Return at most `most` pieces. If `pieces` has more, neighbouring pieces are merged."""
-    found = list(pieces)
-    length = -(-len(found) // most)
+    all_pieces = list(pieces)
+    length = -(-len(all_pieces) // most)
     if length <= 1:
-        return found
-    return [_together(found[begin : begin + length]) for begin in range(0, len(found), length)]
+        return all_pieces
+    return [_together(all_pieces[begin : begin + length]) for begin in range(0, len(all_pieces), length)]
 
 
 def _together(pieces: Sequence[Piece]) -> Piece:

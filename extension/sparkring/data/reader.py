@@ -44,9 +44,9 @@ def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int) -> Iterator
     At most READ_BYTES bytes are decoded at a time, however large a row group is. If a row group cannot be read, raise
     a DataError that names the row group and its file.
     """
-    ends = list(itertools.accumulate(each.rows for each in ranges))
+    ends = list(itertools.accumulate(row_range.rows for row_range in ranges))
     with contextlib.closing(_Files(dataset)) as files:
-        stored = _Taken(batch for each in _passes(ranges) for batch in files.read(each))
+        stored = _Taken(batch for pass_ranges in _passes(ranges) for batch in files.read(pass_ranges))
         for begin in range(0, ends[-1] if ends else 0, rows):
             end = min(begin + rows, ends[-1])
             yield Window(stored.take(end - begin), end - begin, _place(dataset, ranges[bisect_left(ends, end)]))
@@ -86,19 +86,19 @@ class _Taken:
 
 def _passes(ranges: Sequence[RowRange]) -> Iterator[list[RowRange]]:
     """Divide `ranges` into lists that can be read in one pass: ranges of one row group, in the order of its rows."""
-    found: list[RowRange] = []
-    for each in ranges:
-        if found and (each[:2] != found[-1][:2] or each.start < found[-1].stop):
-            yield found
-            found = []
-        found.append(each)
-    if found:
-        yield found
+    pass_ranges: list[RowRange] = []
+    for row_range in ranges:
+        if pass_ranges and (row_range[:2] != pass_ranges[-1][:2] or row_range.start < pass_ranges[-1].stop):
+            yield pass_ranges
+            pass_ranges = []
+        pass_ranges.append(row_range)
+    if pass_ranges:
+        yield pass_ranges
 
 
-def _place(dataset: Dataset, each: RowRange) -> str:
-    file = dataset.files[each.file]
-    return f"{posixpath.basename(file.path)}, row group {each.row_group + 1} of {len(file.row_groups)}"
+def _place(dataset: Dataset, row_range: RowRange) -> str:
+    file = dataset.files[row_range.file]
+    return f"{posixpath.basename(file.path)}, row group {row_range.row_group + 1} of {len(file.row_groups)}"
 
 
 class _Files:
@@ -127,13 +127,13 @@ class _Files:
     def read(self, wanted: Sequence[RowRange]) -> Iterator[pa.RecordBatch]:
         """Yield the chosen columns of some ranges, in batches. The ranges are read in one pass over their row group."""
         first, at = wanted[0], 0
-        starts, stops = [each.start for each in wanted], [each.stop for each in wanted]
+        starts, stops = [row_range.start for row_range in wanted], [row_range.stop for row_range in wanted]
         file = self._dataset.files[first.file]
         group = file.row_groups[first.row_group]
         try:
             for batch in self.passing(first.file, first.row_group):
                 inside = wanted[bisect_right(stops, at) : bisect_left(starts, at + len(batch))]
-                parts = [(max(each.start - at, 0), min(each.stop - at, len(batch))) for each in inside]
+                parts = [(max(row_range.start - at, 0), min(row_range.stop - at, len(batch))) for row_range in inside]
                 at += len(batch)
                 if len(parts) == 1:
                     begin, end = parts[0]

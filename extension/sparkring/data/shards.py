@@ -144,7 +144,9 @@ def shards(
     if groups is None:
         groups = {name: name for name in dataset.columns}
     making = making_of(fill, raw, dataset.columns, "columns to be read")
-    depends = [each.name for each in dataset.schema if changes_with_nulls(each.type) and each.name not in making.fill]
+    depends = [
+        column.name for column in dataset.schema if changes_with_nulls(column.type) and column.name not in making.fill
+    ]
     making = replace(making, nulls=having_nulls(dataset, depends), spark=dataset.spark)
     layout = Layout(dataset.name, groups, making, dtype_of(dtype), transform)
     window = _window(shuffle, batch_size, dataset)
@@ -206,18 +208,18 @@ class Shards:
         if self._planned is not None and self._planned[:2] == (size, self.start):
             return self._planned[2]
         counts, remainder = self.dataset.counts(), self.remainder
-        found = planning.plan(
+        plan = planning.plan(
             counts, size, self.batch_size, position=self.start, remainder=remainder, window=self.window
         )
-        if not self.start.legs and not any(shard.steps for shard in found):
-            least = min(shard.rows for shard in found)
+        if not self.start.legs and not any(shard.steps for shard in plan):
+            least = min(shard.rows for shard in plan)
             raise DataError(
                 f"{self.dataset.name} has {self.dataset.rows:,} rows. With size={size}, a rank has {least:,}, which "
                 f"does not fill a batch of {self.batch_size:,}: use a smaller batch_size, fewer ranks, or "
                 'remainder="pad".'
             )
-        self._planned = size, self.start, found
-        return found
+        self._planned = size, self.start, plan
+        return plan
 
     @property
     def spec(self) -> dict[str, Spec]:
@@ -234,10 +236,13 @@ class Shards:
         `size` is the number of ranks. `calls` are the calls of this object's methods in the cell.
         """
         self.plan(self.size if self.seat else size)
-        for each in self.dataset.schema:
-            count, placed = self._nulls(each.name), each.name not in self.layout.making.raw and holds_nulls(each.type)
+        for column in self.dataset.schema:
+            count, placed = (
+                self._nulls(column.name),
+                column.name not in self.layout.making.raw and holds_nulls(column.type),
+            )
             if count and not placed:
-                raise has_nulls(each.name, count, self.dataset.rows, value=replacement(each.type))
+                raise has_nulls(column.name, count, self.dataset.rows, value=replacement(column.type))
         try:
             self.spec  # noqa: B018
         except DataError:
@@ -258,15 +263,15 @@ class Shards:
     def __repr__(self) -> str:
         from sparkring.history.describe import counted
 
-        found, each = self.dataset, self.plan()
-        least, most = min(shard.steps for shard in each), max(shard.steps for shard in each)
+        dataset, plan = self.dataset, self.plan()
+        least, most = min(shard.steps for shard in plan), max(shard.steps for shard in plan)
         steps = counted(most, "step") if least == most else f"{least:,} to {most:,} steps"
-        where = f" where {found.where}" if found.where else ""
-        rows, groups = counted(found.rows, "row"), counted(found.row_groups, "row group")
-        lies = f"{rows} in {groups} of {counted(len(found.files), 'file')}"
+        where = f" where {dataset.where}" if dataset.where else ""
+        rows, groups = counted(dataset.rows, "row"), counted(dataset.row_groups, "row group")
+        lies = f"{rows} in {groups} of {counted(len(dataset.files), 'file')}"
         ranks = f" on each of {self.size} ranks" if self.size > 1 else ""
         step = f"{steps} of {counted(self.batch_size, 'row')} per epoch"
-        return f"<shards of {found.name}{where}: {lies}; {step}{ranks}>"
+        return f"<shards of {dataset.name}{where}: {lies}; {step}{ranks}>"
 
     # ── Reading ───────────────────────────────────────────────────────────────
 
@@ -350,8 +355,12 @@ class Shards:
         Raise DataError if `position` is None and the current position is unknown, because TensorFlow has read ahead.
         """
         epoch, seed, legs = self.position() if position is None else position
-        found = self.dataset
-        return {"position": [epoch, seed, [list(leg) for leg in legs]], "version": found.version, "name": found.name}
+        dataset = self.dataset
+        return {
+            "position": [epoch, seed, [list(leg) for leg in legs]],
+            "version": dataset.version,
+            "name": dataset.name,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the position in `state`, which state_dict() has returned, with the current number of ranks.
@@ -423,10 +432,10 @@ class Shards:
 
         The caller must call ended() when it hands out the last batch.
         """
-        told, epoch, steps = self._begin(), self.start.epoch, len(self)
+        progress, epoch, steps = self._begin(), self.start.epoch, len(self)
         self._steps = _AHEAD
         for chunk, waited_s in self._ahead(self.read):
-            told.batch(chunk.rows, chunk.size_bytes, waited_s, chunk.place, steps=-(-chunk.rows // self.batch_size))
+            progress.batch(chunk.rows, chunk.size_bytes, waited_s, chunk.place, steps=-(-chunk.rows // self.batch_size))
             yield chunk.data
         if not steps:
             self.ended(epoch)
@@ -443,12 +452,12 @@ class Shards:
     ) -> Iterator[Held]:
         """Cut the chunks of an epoch into batches. `chunks` yields each chunk with the seconds spent waiting for it."""
         epoch, steps = self.start.epoch, len(self)
-        told = self._begin()
+        progress = self._begin()
         self._steps = 0
         for chunk, waited_s in chunks:
             for begin in range(0, chunk.rows, self.batch_size):
                 rows = min(self.batch_size, chunk.rows - begin)
-                told.batch(rows, chunk.size_bytes * rows // chunk.rows, 0.0 if begin else waited_s, chunk.place)
+                progress.batch(rows, chunk.size_bytes * rows // chunk.rows, 0.0 if begin else waited_s, chunk.place)
                 self._steps += 1
                 if self._steps == steps:
                     # Code that counts its steps does not ask for a further batch, so the lines after the last `yield`
@@ -488,24 +497,24 @@ class Shards:
 
     def _begin(self) -> Progress:
         """Report that an epoch begins and, the first time, which data is read."""
-        found = self.dataset
+        dataset = self.dataset
         if self._progress is None:
             self._progress = Progress(
-                name=found.name,
+                name=dataset.name,
                 kind="parquet",
-                columns=found.columns,
-                where=found.where,
-                version=found.version,
-                files=len(found.files),
-                row_groups=found.row_groups,
-                rows=found.rows,
-                size_bytes=found.size_bytes,
+                columns=dataset.columns,
+                where=dataset.where,
+                version=dataset.version,
+                files=len(dataset.files),
+                row_groups=dataset.row_groups,
+                rows=dataset.rows,
+                size_bytes=dataset.size_bytes,
                 batch_size=self.batch_size,
             )
         shard = self.plan()[self.rank]
         route = Route(
-            (Piece(each.file, each.row_group, each.rows) for each in (*shard.ranges, *shard.pad)),
-            lambda file: found.files[file].path,
+            (Piece(row_range.file, row_range.row_group, row_range.rows) for row_range in (*shard.ranges, *shard.pad)),
+            lambda file: dataset.files[file].path,
             shard.read,
             self.window,
         )
@@ -549,8 +558,8 @@ class Shards:
     def _read_arrow(self) -> Generator[Chunk[pa.Table], None, None]:
         for window, order, rows, _ in self._windows():
             table = pa.Table.from_batches(window.batches)
-            found = table.slice(0, rows) if order is None else table.take(order[:rows])
-            yield Chunk(found, rows, table.nbytes, window.place)
+            ordered = table.slice(0, rows) if order is None else table.take(order[:rows])
+            yield Chunk(ordered, rows, table.nbytes, window.place)
 
     def __sparkring_content__(self) -> tuple[Any, ...]:
         return self.dataset.version, self.batch_size, self.layout, self.window, self.remainder, self.start
@@ -593,12 +602,12 @@ def _open(
 
         frame: DataFrame = source
         copy = materialise(frame, cache=cache, say=tell)
-        found = open_dataset(copy.location.written, names, where, name=name_of(names or frame.columns))
-        kinds = {name: kind for name, kind in nested_types(frame).items() if name in found.columns}
-        return replace(found, spark=kinds)
-    for each in [source] if isinstance(source, str | bytes) or not isinstance(source, Sequence) else source:
-        if not isinstance(each, str | os.PathLike):
+        dataset = open_dataset(copy.location.written, names, where, name=name_of(names or frame.columns))
+        kinds = {name: kind for name, kind in nested_types(frame).items() if name in dataset.columns}
+        return replace(dataset, spark=kinds)
+    for path in [source] if isinstance(source, str | bytes) or not isinstance(source, Sequence) else source:
+        if not isinstance(path, str | os.PathLike):
             from sparkring.capture.picklability import type_name
 
-            raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type_name(each)}`.")
+            raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type_name(path)}`.")
     return open_dataset(source, names, where)

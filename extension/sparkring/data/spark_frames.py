@@ -24,8 +24,8 @@ class Values:
 
     def __init__(self, schema: Any) -> None:
         # Unpickling is safe: the schema comes from the driver, through the Spark task that has started this rank.
-        found, self._timezone, self._by_arrow, self._structs = pickle.loads(schema.metadata[SPARK_SCHEMA])
-        self._fields = found.fields
+        spark_schema, self._timezone, self._by_arrow, self._structs = pickle.loads(schema.metadata[SPARK_SCHEMA])
+        self._fields = spark_schema.fields
 
     def rows(self, batch: Any) -> list[Any]:
         """Return each row of a batch as a pyspark.sql.Row, with times in the session's time zone."""
@@ -38,16 +38,16 @@ class Values:
                 columns.append(collected(column, field.dataType, zoned=False))
         return [make(*values) for values in zip(*columns, strict=True)]
 
-    def to_pandas(self, found: Any) -> Any:
+    def to_pandas(self, table: Any) -> Any:
         """Return a batch or table as the pandas.DataFrame that toPandas() returns with the session's settings."""
         pandas = require("pandas", "an item that is a pandas DataFrame")
         # The series are copied, because pandas could not write to Arrow's memory.
         columns = []
-        for column, field in zip(_without_zones(found), self._fields, strict=True):
+        for column, field in zip(_without_zones(table), self._fields, strict=True):
             with representable(field.name):
                 columns.append(self._series(column, field).copy())
         if not columns:
-            return pandas.DataFrame(index=range(found.num_rows))
+            return pandas.DataFrame(index=range(table.num_rows))
         frame = pandas.concat(columns, axis="columns")
         frame.columns = [field.name for field in self._fields]
         return frame
@@ -89,7 +89,7 @@ def _is_plain(kind: DataType) -> bool:
     return not isinstance(kind, (ArrayType, BinaryType, MapType, StructType, UserDefinedType))
 
 
-def _without_zones(found: Any) -> list[Any]:
+def _without_zones(table: Any) -> list[Any]:
     """Return the columns of a batch or table. Times in the session's time zone become local times without a zone."""
     import pyarrow
     import pyarrow.compute
@@ -98,5 +98,5 @@ def _without_zones(found: Any) -> list[Any]:
         pyarrow.compute.local_timestamp(column)
         if pyarrow.types.is_timestamp(column.type) and column.type.tz
         else column
-        for column in found.columns
+        for column in table.columns
     ]

@@ -108,12 +108,12 @@ class Stager:
         task = staging(where, folder.local, str(batch_id), inline_bytes, self._nullable())
         try:
             with pandas_unused():
-                found = sorted(rows.mapInArrow(task, COLUMNS).collect())
+                parts = sorted(rows.mapInArrow(task, COLUMNS).collect())
         except Exception as error:  # Java's errors, as py4j or pyspark show them
             raise DataError(f"Spark could not compute batch {batch_id}: {root_cause(str(error))}") from error
-        self._is_small = sum(each.bytes for each in found) <= SMALL_BYTES
-        pieces = [Piece(folder / each.name if each.name else bytes(each.data), each.rows) for each in found]
-        nulls = frozenset(name for each in found for name in each.nulls)
+        self._is_small = sum(part.bytes for part in parts) <= SMALL_BYTES
+        pieces = [Piece(folder / part.name if part.name else bytes(part.data), part.rows) for part in parts]
+        nulls = frozenset(name for part in parts for name in part.nulls)
         return StoredRows(self._schema.serialize().to_pybytes(), pieces, nulls)
 
     def _nullable(self) -> list[str]:
@@ -147,8 +147,8 @@ def run_query(
         with training:
             try:
                 train(batch, batch_id)
-            except BaseException as found:  # of any type: it is raised again in the run's thread
-                error = found
+            except BaseException as failure:  # of any type: it is raised again in the run's thread
+                error = failure
                 raise
             if stops():
                 # Do not return before the query is stopped. Otherwise, Spark would begin another micro-batch, and this
@@ -167,8 +167,8 @@ def run_query(
         writer = writer.trigger(**trigger)
     try:
         query = writer.start()
-    except Exception as found:  # Java's errors, as py4j or pyspark show them
-        raise DataError(f"Spark could not start the stream: {root_cause(str(found))}") from found
+    except Exception as exception:  # Java's errors, as py4j or pyspark show them
+        raise DataError(f"Spark could not start the stream: {root_cause(str(exception))}") from exception
     started(query)
     try:
         while query.isActive and not stops():
@@ -193,18 +193,18 @@ def waiting_rows(progress: Mapping[str, Any] | None) -> int | None:
     offsets up to which the query has read and the latest offsets are waiting.
     """
     sources = [] if progress is None else progress["sources"]
-    found = [_between(source.get("endOffset"), source.get("latestOffset")) for source in sources]
-    return None if not found or None in found else sum(rows for rows in found if rows is not None)
+    counts = [_between(source.get("endOffset"), source.get("latestOffset")) for source in sources]
+    return None if not counts or None in counts else sum(rows for rows in counts if rows is not None)
 
 
 def _between(read: Any, latest: Any) -> int | None:
     """Return the number of rows between two offsets of a source; None if they do not count rows by partition."""
     offsets: list[dict[tuple[str, str], int]] = []
-    for each in (read, latest):
-        found = json.loads(each) if isinstance(each, str) else each
-        if not isinstance(found, Mapping) or not all(isinstance(of_topic, Mapping) for of_topic in found.values()):
+    for position in (read, latest):
+        topics = json.loads(position) if isinstance(position, str) else position
+        if not isinstance(topics, Mapping) or not all(isinstance(of_topic, Mapping) for of_topic in topics.values()):
             return None
-        offsets.append({(topic, number): offset for topic, parts in found.items() for number, offset in parts.items()})
-    if not all(isinstance(offset, int) for each in offsets for offset in each.values()):
+        offsets.append({(topic, number): offset for topic, parts in topics.items() for number, offset in parts.items()})
+    if not all(isinstance(offset, int) for by_partition in offsets for offset in by_partition.values()):
         return None
     return sum(offset - offsets[0].get(partition, offset) for partition, offset in offsets[1].items())

@@ -66,8 +66,8 @@ def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
         to_key: Callable[[Any], Any] = bytes if isinstance(kind.keyType, BinaryType) else inner(kind.keyType)
         return lambda value: {to_key(key): to_value(item) for key, item in value}
     if isinstance(kind, ArrayType) and rebuilding(kind.elementType, zoned) is not None:
-        each = inner(kind.elementType)
-        return lambda value: [each(item) for item in value]
+        convert = inner(kind.elementType)
+        return lambda value: [convert(item) for item in value]
     if isinstance(kind, BinaryType):
         major, minor = map(int, pyspark.__version__.split(".")[:2])
         return None if (major, minor) >= (4, 1) else bytearray  # what collect() returns by default

@@ -37,29 +37,29 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     row_bytes = sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in specs.values())
     empty = any(0 in spec.shape for spec in specs.values())  # such tensors crash TensorFlow's unbatch()
     if data.batch_size * row_bytes < LARGE_BYTES and not empty:
-        found = _several_at_a_time(data, take, batch)
+        dataset = _several_at_a_time(data, take, batch)
     else:
         # No prefetch() is needed: the reader reads ahead, and TensorFlow uses the arrays without a copy. A prefetch
         # would delay the start of an epoch, and would need a function that reports which batches are handed out.
-        found = tf.data.Dataset.from_generator(
+        dataset = tf.data.Dataset.from_generator(
             lambda: map(take, _one_by_one(data, batch)), output_signature=take(batch)
         )
     # The dataset's length is not declared in two cases. After resume() in the middle of an epoch, later epochs are
     # longer. Under MultiWorkerMirroredStrategy, TensorFlow splits each batch among its workers, but would still stop
     # after the declared number of batches, and never read most of the shard.
     if not data.start.legs and "TF_CONFIG" not in os.environ:
-        found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(data.steps))
     options = tf.data.Options()
     # Batches that leave the pipeline count as handed out, so TensorFlow must not add a prefetch to its end.
     options.experimental_optimization.inject_prefetch = False
     # TensorFlow must not divide the data among its workers, because the data is already only this rank's shard.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    found = found.with_options(options)
+    dataset = dataset.with_options(options)
     if data.start.legs:
         # Keras 3 asks for the length once, for all epochs; if it is unknown, Keras counts the batches of the first
         # epoch, which in this case is only the rest of an epoch. The shorter first epoch still ends after its last row.
-        found.cardinality = lambda: tf.constant(whole_steps(data), tf.int64)
-    return found
+        dataset.cardinality = lambda: tf.constant(whole_steps(data), tf.int64)
+    return dataset
 
 
 def whole_steps(data: Shards) -> int:
@@ -98,16 +98,18 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
         for arrays in data.chunks():
             rows = len(next(iter(arrays.values())))
             full = rows // size * size
-            for begin, end, each in ((0, full, size), (full, rows, rows - full)):
+            for begin, end, length in ((0, full, size), (full, rows, rows - full)):
                 if begin == end:
                     continue
-                ends = np.zeros((end - begin) // each, np.int64)
+                ends = np.zeros((end - begin) // length, np.int64)
                 ends[left - 1 : left] = epoch
                 left -= len(ends)
                 yield (
                     ends,
                     {
-                        name: _numbers(name, arrays[name][begin:end]).reshape(len(ends), each, *arrays[name].shape[1:])
+                        name: _numbers(name, arrays[name][begin:end]).reshape(
+                            len(ends), length, *arrays[name].shape[1:]
+                        )
                         for name in batch
                     },
                 )
@@ -119,9 +121,9 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
 
     signature = (tf.TensorSpec([], tf.int64), batch)
     pieces = tf.nest.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), signature)
-    found = tf.data.Dataset.from_generator(batches, output_signature=pieces).prefetch(1).unbatch()
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=pieces).prefetch(1).unbatch()
     # AutoGraph would warn on Spark, where it cannot find the source code of sparkring's functions.
-    return found.prefetch(tf.data.AUTOTUNE).map(tf.autograph.experimental.do_not_convert(handed_out))
+    return dataset.prefetch(tf.data.AUTOTUNE).map(tf.autograph.experimental.do_not_convert(handed_out))
 
 
 def _numbers(name: str, array: Any) -> Any:

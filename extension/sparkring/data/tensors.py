@@ -37,8 +37,8 @@ def check_values(name: str, array: Any) -> None:
 def as_int64(name: str, array: Any) -> Any:
     """Return dates and times as int64 nanoseconds (since 1970). Raise DataError if the values do not fit."""
     try:
-        found = array.astype(f"{array.dtype.kind}8[ns]")
-        fits = bool((found.astype(array.dtype) == array).all())
+        nanoseconds = array.astype(f"{array.dtype.kind}8[ns]")
+        fits = bool((nanoseconds.astype(array.dtype) == array).all())
     except OverflowError:  # NumPy raises this from 2.5 on
         fits = False
     if not fits:
@@ -48,7 +48,7 @@ def as_int64(name: str, array: Any) -> Any:
             f"nanoseconds, which range from {limits}: convert them to other numbers in transform=…, or leave these "
             "rows out with where=…."
         )
-    return found.view(np.int64)
+    return nanoseconds.view(np.int64)
 
 
 def other_than_text(array: Any) -> str:

@@ -91,23 +91,23 @@ class Watch:
         """Return the modification time and the size of each file that matches the pattern."""
         import fnmatch
 
-        found = {}
+        files = {}
         try:
             for entry in self._folder.entries():
                 name = os.path.basename(str(entry["name"]).rstrip("/"))
                 hidden = name.startswith((".", "_"))
                 if entry["type"] == "file" and not hidden and fnmatch.fnmatch(name, self._pattern):
                     changed = entry.get("mtime") or entry.get("LastModified") or entry.get("created") or 0.0
-                    found[name] = (_seconds(changed), int(entry["size"] or 0))
+                    files[name] = (_seconds(changed), int(entry["size"] or 0))
         except FileNotFoundError:
             pass  # the folder may be made later
-        return found
+        return files
 
     def _ready(self) -> list[str]:
         """Return the new files whose size has not changed since the last look. The others may be incomplete."""
-        found = self._found()
-        self._forget(found)
-        new = {name: each for name, each in found.items() if name not in self._given}
+        files = self._found()
+        self._forget(files)
+        new = {name: stamp for name, stamp in files.items() if name not in self._given}
         ready = [name for name, (_, size) in new.items() if self._sizes.get(name) == size]
         self._incomplete.intersection_update(ready)  # the size of the others has changed
         self._sizes = {name: size for name, (_, size) in new.items()}
@@ -131,10 +131,10 @@ class Watch:
         self._incomplete.discard(name)
         return True
 
-    def _forget(self, found: Iterable[str]) -> None:
+    def _forget(self, names: Iterable[str]) -> None:
         """Forget files that have been missing for a while. A listing may be stale, so one listing is not enough."""
         now = time.monotonic()
-        self._missing = {name: self._missing.get(name, now) for name in self._given.difference(found)}
+        self._missing = {name: self._missing.get(name, now) for name in self._given.difference(names)}
         self._given -= {name for name, since in self._missing.items() if now - since > FORGET_AFTER_S}
 
 

@@ -60,12 +60,12 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
     import pyarrow.parquet as pq
 
     try:
-        found = pq.filters_to_expression(list(where))
+        expression = pq.filters_to_expression(list(where))
     except (TypeError, ValueError) as error:
         raise DataError(
             f"where={where!r}: {error}. Write it as a string, as in where=\"speed > 3 and city == 'Ulm'\"."
         ) from None
-    return found, str(found)
+    return expression, str(expression)
 
 
 def as_written(name: str) -> str:
@@ -78,7 +78,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, names, 1, 0.6)
     if close:
         return f"did you mean `{close[0]}`?"
-    shown = ", ".join(f"`{each}`" for each in names[:12])
+    shown = ", ".join(f"`{column}`" for column in names[:12])
     return f"the columns are {shown}{', …' if len(names) > 12 else ''}."
 
 
@@ -108,27 +108,27 @@ class _Reader:
 
     def _python(self) -> str:
         """Return the filter with Python's operators and names."""
-        found: list[str] = []
+        tokens: list[str] = []
         for match in _TOKENS.finditer(self._text):
             token, kind = match[0], match.lastgroup
             if kind == "quoted":
                 self._quoted.append(token[1:-1].replace("``", "`"))
                 token = f"_column_{len(self._quoted) - 1}_"
             elif kind == "text":
-                if found and found[-1].lower() in ("date", "timestamp", "timestamp_ntz"):
-                    found.pop()  # DATE '2026-01-31'
+                if tokens and tokens[-1].lower() in ("date", "timestamp", "timestamp_ntz"):
+                    tokens.pop()  # DATE '2026-01-31'
                 token = f"'{token[1:-1].replace(chr(39) * 2, chr(92) + chr(39))}'" if token[0] == "'" else token
             elif kind == "word" and token not in self._schema.names and token.lower() in _KEYWORDS:
                 self._is_sql = self._is_sql or not token.islower()
                 token = token.lower()
             self._is_sql = self._is_sql or token in _OPERATORS
             if kind != "space":
-                found.append(_OPERATORS.get(token, token))
-        for at, token in enumerate(found):
+                tokens.append(_OPERATORS.get(token, token))
+        for at, token in enumerate(tokens):
             if token.lower() == "between" and token not in self._schema.names:
                 self._is_sql = True
-                self._replace_between(found, at)
-        return " ".join(found).replace(" . ", ".")
+                self._replace_between(tokens, at)
+        return " ".join(tokens).replace(" . ", ".")
 
     def _replace_between(self, tokens: list[str], at: int) -> None:
         """Replace the tokens of `x BETWEEN 1 AND 5` by those of `(1 <= x <= 5)`, in place. Their number stays equal."""
@@ -146,7 +146,7 @@ class _Reader:
 
     def _written(self, text: str) -> str:
         """Return a part of Python's text with the names as the user has written them."""
-        return re.sub(r"_column_(\d+)_", lambda found: self._quoted[int(found[1])], text)
+        return re.sub(r"_column_(\d+)_", lambda match: self._quoted[int(match[1])], text)
 
     def _unparsed(self, node: ast.expr) -> str:
         return self._written(ast.unparse(node))
@@ -209,13 +209,15 @@ class _Reader:
             values = [right] if isinstance(right, ast.Constant) else getattr(right, "elts", None)
             if names[0] is None or values is None:
                 raise self._refused("`in` takes a column and a list: `city in ('Ulm', 'Bonn')`.")
-            scalars = [self._value(each, kind, column) for each in values]
+            scalars = [self._value(value, kind, column) for value in values]
             kind = _plain(kind)
             # A number that is still of another type equals none of the column's values, which cannot hold it.
-            found = pc.field(column).isin(pa.array([each.as_py() for each in scalars if each.type == kind], kind))
+            matches = pc.field(column).isin(
+                pa.array([scalar.as_py() for scalar in scalars if scalar.type == kind], kind)
+            )
             if isinstance(op, ast.NotIn):
-                return ~found & pc.field(column).is_valid() if self._is_sql else ~found
-            return found
+                return ~matches & pc.field(column).is_valid() if self._is_sql else ~matches
+            return matches
         number = _number_of(right if names[0] is not None else left)
         if pa.types.is_integer(_plain(kind)) and number is not None:
             compared = type(op) if names[0] is not None else _MIRRORED.get(type(op), type(op))
@@ -247,8 +249,8 @@ class _Reader:
             if number and _is_number(kind):
                 return _number(value, kind)
             if not number:
-                found = pa.scalar(value)
-                return found if found.type == kind else found.cast(kind)
+                scalar = pa.scalar(value)
+                return scalar if scalar.type == kind else scalar.cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
             pass
         raise self._refused(f"`{column}` is {kind}, but {value!r} is not.")
@@ -308,12 +310,12 @@ def _number(value: float, kind: pa.DataType) -> pa.Scalar:
     if pa.types.is_floating(kind):
         value = float(value)  # Arrow does not compare floats with integers above 2^53
     # By default, integers become int64, which does not hold the largest ones.
-    found = pa.scalar(value, kind if isinstance(value, int) and value >= 2**63 else None)
+    scalar = pa.scalar(value, kind if isinstance(value, int) and value >= 2**63 else None)
     try:
-        cast = found.cast(kind)
-        return cast if cast.cast(found.type) == found else found
+        cast = scalar.cast(kind)
+        return cast if cast.cast(scalar.type) == scalar else scalar
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return found
+        return scalar
 
 
 def _is_number(kind: pa.DataType) -> bool:

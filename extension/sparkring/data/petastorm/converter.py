@@ -161,14 +161,14 @@ def _cache_url(path: Path) -> str:
     written = os.fspath(path)
     if written.startswith("hdfs:"):
         return written
-    found = locate(written)
-    encoded = re.search(r"[\s%\"#*?<>\\^`{|}\[\]]", found.path)
+    location = locate(written)
+    encoded = re.search(r"[\s%\"#*?<>\\^`{|}\[\]]", location.path)
     if encoded:
         raise PathError(
             f"{written}: Petastorm cannot find a converter's files if the path of the folder contains the character "
             f"{encoded[0]!r}. Use another folder."
         )
-    return f"file://{found.path}" if found.local else found.for_spark()
+    return f"file://{location.path}" if location.local else location.for_spark()
 
 
 def _remove_abandoned(parent_url: str) -> None:

@@ -113,7 +113,7 @@ def bound(function: str, arguments: tuple[Any, ...], given: dict[str, Any]) -> d
     url = next(iter(options))
     if options["filesystem"] is None and not options["storage_options"]:
         many = isinstance(options[url], list)
-        options[url] = [_url(each) for each in options[url]] if many else _url(options[url])
+        options[url] = [_url(path) for path in options[url]] if many else _url(options[url])
     return options
 
 
@@ -121,12 +121,12 @@ def _url(path: Path) -> str:
     written = os.fspath(path)
     if written.startswith("hdfs:"):  # Petastorm parses these URLs itself, to connect to HDFS
         return written
-    found = locate(written)
-    if not found.local:
-        return found.url
-    if set("?#") & set(found.path):
+    location = locate(written)
+    if not location.local:
+        return location.url
+    if set("?#") & set(location.path):
         raise PathError(f"{written}: Petastorm ignores the part of a path after a ? or #. Rename the folder.")
-    return f"file://{found.path}"
+    return f"file://{location.path}"
 
 
 def _share_out(options: dict[str, Any], shard_one: bool) -> None:

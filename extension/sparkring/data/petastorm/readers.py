@@ -61,9 +61,9 @@ def check_transform(
     urls = list(source.file_urls) if hasattr(source, "file_urls") else source
     name = source.cache_dir_url if isinstance(source, SparkDatasetConverter) else ""
     reader = "make_reader" if batched is False else "make_batch_reader"
-    found = open_source(bound(reader, (urls,), {"schema_fields": schema_fields}), name)
-    as_batch = not found.has_unischema if batched is None else batched
-    transform.check(transform_spec, found, schema_fields, batched=as_batch, every_change=True)
+    data_source = open_source(bound(reader, (urls,), {"schema_fields": schema_fields}), name)
+    as_batch = not data_source.has_unischema if batched is None else batched
+    transform.check(transform_spec, data_source, schema_fields, batched=as_batch, every_change=True)
 
 
 def _make(function: str, arguments: tuple[Any, ...], options: dict[str, Any], batch_size: int | None) -> Reader:

@@ -33,8 +33,8 @@ class Source(NamedTuple):
     def version(self) -> str:
         """A digest of what the footers say about the row groups: their paths, numbers, rows and bytes."""
         groups = zip(self.pieces, self.rows, self.sizes_bytes, strict=True)
-        told = [(piece.path, piece.row_group, rows, size_bytes) for piece, rows, size_bytes in groups]
-        return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
+        summary = [(piece.path, piece.row_group, rows, size_bytes) for piece, rows, size_bytes in groups]
+        return hashlib.blake2b(repr(summary).encode(), digest_size=8).hexdigest()
 
     def place(self, index: int) -> str:
         """Return the name of row group `index` for messages: the file, and the row group's number in it (from 1)."""
@@ -86,14 +86,14 @@ def open_source(options: dict[str, Any], name: str = "") -> Source:
         except dataset_metadata.PetastormMetadataError:
             schema, has_unischema = dataset_metadata.infer_or_load_unischema(dataset), False
         groups = [footers[piece.path].row_group(piece.row_group) for piece in pieces]
-        found = Source(
+        source = Source(
             name, fs, pieces, [group.num_rows for group in groups], [group.total_byte_size for group in groups],
             {path: footer.num_row_groups for path, footer in footers.items()}, schema, has_unischema,
             dataset.partitions,
         )  # fmt: skip
-    if not any(found.rows):
+    if not any(source.rows):
         raise DataError(f"{name} has no rows: {len(footers)} files, all empty.")
-    return found
+    return source
 
 
 def _footers(fs: Any, paths: list[str]) -> dict[str, Any]:

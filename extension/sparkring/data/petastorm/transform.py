@@ -64,12 +64,12 @@ def view(schema: Any, schema_fields: Any) -> Any:
         ngram.resolve_regex_field_names(schema)
         schema_fields = list(ngram.get_field_names_at_all_timesteps())
     try:
-        found = schema.create_schema_view(schema_fields)
+        selection = schema.create_schema_view(schema_fields)
     except ValueError as error:
         raise DataError(f"schema_fields: {' '.join(str(error).split())[:300]}") from error
-    if not found.fields:
+    if not selection.fields:
         raise DataError(f"schema_fields={schema_fields!r} matches no column. Columns: {', '.join(schema.fields)}.")
-    return found
+    return selection
 
 
 def is_ngram(schema_fields: Any) -> bool:
@@ -160,15 +160,15 @@ def _check_value(value: Any, field: Any, name: str, batched: bool) -> None:
             raise DataError(f"{name}: after the transform, field {field.name!r} is None; expected "
                             f"{_told(field.numpy_dtype, field.shape)}, not nullable.")  # fmt: skip
         return
-    found = _see(value)
-    as_expected = _same_shape(found.shape, field.shape) and _same_dtype(found.dtype, field.numpy_dtype)
+    actual = _see(value)
+    as_expected = _same_shape(actual.shape, field.shape) and _same_dtype(actual.dtype, field.numpy_dtype)
     if as_expected and batched and field.shape:
         import numpy as np
 
         as_expected = isinstance(value, np.ndarray) or (len(field.shape) == 1 and isinstance(value, list))
     if not as_expected:
         of = f" ({type(value).__module__}.{type(value).__name__})" if hasattr(value, "shape") else ""
-        raise DataError(f"{name}: after the transform, field {field.name!r} is {found}{of}; its TransformSpec "
+        raise DataError(f"{name}: after the transform, field {field.name!r} is {actual}{of}; its TransformSpec "
                         f"declares {_told(field.numpy_dtype, field.shape)}.")  # fmt: skip
     if batched and len(field.shape) > 1:
         _check_flattens(value, field, name)
@@ -210,28 +210,28 @@ def _see(value: Any) -> Seen:
     return Seen(type(value), ())
 
 
-def _same_shape(found: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
-    return len(found) == len(declared) and all(want in (None, got) for got, want in zip(found, declared, strict=True))
+def _same_shape(shape: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(declared) and all(want in (None, got) for got, want in zip(shape, declared, strict=True))
 
 
-def _same_dtype(found: Any, declared: Any) -> bool:
-    """Return whether the dtype or Python type `found` fits the `declared` dtype.
+def _same_dtype(actual: Any, declared: Any) -> bool:
+    """Return whether the dtype or Python type `actual` fits the `declared` dtype.
 
     A Python number fits a dtype of any width. For text and times, arrays of dtype object also fit.
     """
     import numpy as np
 
     if declared is Decimal:
-        return found is Decimal or found == np.dtype(object)
+        return actual is Decimal or actual == np.dtype(object)
     wanted = np.dtype(declared)
-    if isinstance(found, type):
+    if isinstance(actual, type):
         kinds = {bool: "b", int: "iu", float: "f", str: "USO", bytes: "SUO"}
-        return wanted.kind in kinds.get(found, "MO")
+        return wanted.kind in kinds.get(actual, "MO")
     if wanted.kind in "USO":
-        return found.kind in "USO"
+        return actual.kind in "USO"
     if wanted.kind == "M":
-        return found.kind in "MO"
-    return bool(found == wanted)
+        return actual.kind in "MO"
+    return bool(actual == wanted)
 
 
 def _is_number(dtype: Any) -> bool:

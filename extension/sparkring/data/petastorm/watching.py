@@ -200,9 +200,9 @@ class _Poller(NamedTuple):
     deaths: Deaths
 
     def poll(self, timeout_ms: float) -> Any:
-        found = self.real.poll(timeout_ms)
-        self.deaths.look(silent=not found)
-        return found
+        events = self.real.poll(timeout_ms)
+        self.deaths.look(silent=not events)
+        return events
 
 
 def _guard(results: queue.Queue[Any], deaths: Deaths) -> None:
@@ -211,19 +211,19 @@ def _guard(results: queue.Queue[Any], deaths: Deaths) -> None:
 
     def get(block: bool = True, timeout: float | None = None) -> Any:
         try:
-            found = real(block, timeout)
+            result = real(block, timeout)
         except queue.Empty:
             deaths.look(silent=True)
             raise
-        if not isinstance(found, Exception):
+        if not isinstance(result, Exception):
             deaths.look(silent=False)
-        return found
+        return result
 
     results.get = get  # type: ignore[method-assign]
 
 
 def where(options: dict[str, Any]) -> str:
     """Return a string that shows the filters among a reader's options, or '' if there are none."""
-    found = [repr(options["filters"])] if options["filters"] else []
+    filters = [repr(options["filters"])] if options["filters"] else []
     chosen = (options["predicate"], options["rowgroup_selector"])
-    return " and ".join(found + [type(each).__name__ for each in chosen if each is not None])
+    return " and ".join(filters + [type(selector).__name__ for selector in chosen if selector is not None])

@@ -42,16 +42,16 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
         for chunk in chunks:
             lengths = {name: len(array) for name, array in chunk.items()}
             if len(set(lengths.values())) > 1:
-                told = ", ".join(f"`{name}` {rows:,}" for name, rows in lengths.items())
-                raise DataError(f"{called}: the columns of a batch differ in length: {told}.")
+                text = ", ".join(f"`{name}` {rows:,}" for name, rows in lengths.items())
+                raise DataError(f"{called}: the columns of a batch differ in length: {text}.")
             length = next(iter(lengths.values()))
             if not length:  # skipped before the types are compared, since an empty chunk's arrays may have any type
                 continue
-            found = {column.name: column for column in columns_of(chunk)}
-            columns = columns or found
-            odd = next((name for name in columns | found if columns.get(name) != found.get(name)), None)
+            chunk_columns = {column.name: column for column in columns_of(chunk)}
+            columns = columns or chunk_columns
+            odd = next((name for name in columns | chunk_columns if columns.get(name) != chunk_columns.get(name)), None)
             if odd is not None:
-                was, now = _words(columns.get(odd)), _words(found.get(odd))
+                was, now = _words(columns.get(odd)), _words(chunk_columns.get(odd))
                 raise DataError(f"{called}: column `{odd}` is {now} from row {done + count:,} on, but {was} before.")
             waiting.append(chunk)
             count += length
@@ -150,12 +150,12 @@ def _stacked(array: Array, what: str) -> Array:
     """
     _refuse_nulls(array, what)
     parts = np.stack([_as_array(value) for value in array.flat])
-    found = parts.reshape(*array.shape, *parts.shape[1:])
-    if found.dtype.kind == "O":
-        _refuse_nulls(found, what)
-        if len({isinstance(value, TEXT) for value in found.flat}) > 1:
+    stacked = parts.reshape(*array.shape, *parts.shape[1:])
+    if stacked.dtype.kind == "O":
+        _refuse_nulls(stacked, what)
+        if len({isinstance(value, TEXT) for value in stacked.flat}) > 1:
             raise DataError(f"{what} has both strings and other values: convert them to one type.")
-    return found
+    return stacked
 
 
 def _refuse_nulls(array: Array, what: str) -> None:

@@ -37,8 +37,10 @@ def decoded(record: Any, columns: Sequence[Column], batch_size: int, *, pad: boo
     tf = tensorflow()
     text = tf.io.FixedLenSequenceFeature([], tf.string, allow_missing=True)
     one = tf.io.FixedLenFeature([], tf.string)
-    found = tf.io.parse_single_example(record, {each.name: text if each.dtype == STRING else one for each in columns})
-    return {column.name: _tensor(found[column.name], column, batch_size, pad) for column in columns}
+    features = tf.io.parse_single_example(
+        record, {column.name: text if column.dtype == STRING else one for column in columns}
+    )
+    return {column.name: _tensor(features[column.name], column, batch_size, pad) for column in columns}
 
 
 def _tensor(values: Any, column: Column, batch_size: int, pad: bool) -> Any:

@@ -118,11 +118,11 @@ class Records:
         share_out(self.schema, 0, self.size if self.seat else size, self.remainder)
 
     def __repr__(self) -> str:
-        found = self.schema
+        schema = self.schema
         ranks = f" on each of {self.size} ranks" if self.size > 1 else ""
         return (
-            f"<tfrecords of {self.folder.written}: {found.rows:,} rows in {len(found.files):,} files; "
-            f"{self.steps:,} steps of {found.batch_size:,} rows per epoch{ranks}>"
+            f"<tfrecords of {self.folder.written}: {schema.rows:,} rows in {len(schema.files):,} files; "
+            f"{self.steps:,} steps of {schema.batch_size:,} rows per epoch{ranks}>"
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -157,24 +157,24 @@ class Records:
             return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(order, [len(share.parts)]))
 
         def open_part(index: Any) -> Any:
-            found = tf.data.TFRecordDataset(paths[index], schema.compression or "", buffer_size=1 << 20)
-            return found.skip(skips[index]).take(takes[index])
+            records = tf.data.TFRecordDataset(paths[index], schema.compression or "", buffer_size=1 << 20)
+            return records.skip(skips[index]).take(takes[index])
 
         order = tf.data.Dataset.range(1).flat_map(begin)
-        found = order.interleave(open_part, cycle_length=reading.at_once, num_parallel_calls=tf.data.AUTOTUNE)
+        dataset = order.interleave(open_part, cycle_length=reading.at_once, num_parallel_calls=tf.data.AUTOTUNE)
         if self.shuffle:
             buffer = max(2, min(MOST_SHUFFLED, SHUFFLED_BYTES // reading.record_bytes))
-            found = found.shuffle(buffer, seed=self.seed, reshuffle_each_iteration=True)
+            dataset = dataset.shuffle(buffer, seed=self.seed, reshuffle_each_iteration=True)
 
         def batch(record: Any) -> Any:
             return self._taken(decoded(record, self.columns, schema.batch_size, pad=self.remainder == "pad"), names)
 
-        found = found.take(share.steps).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
-        found = found.prefetch(tf.data.AUTOTUNE).scan(tf.constant(0, tf.int64), reading.counted)
+        dataset = dataset.take(share.steps).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+        dataset = dataset.prefetch(tf.data.AUTOTUNE).scan(tf.constant(0, tf.int64), reading.counted)
         options = tf.data.Options()
         options.deterministic = True
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        return found.apply(tf.data.experimental.assert_cardinality(share.steps)).with_options(options)
+        return dataset.apply(tf.data.experimental.assert_cardinality(share.steps)).with_options(options)
 
     @functools.cached_property
     def _batches(self) -> Any:
@@ -186,7 +186,7 @@ class Records:
 
     def __getstate__(self) -> dict[str, Any]:
         # Only the fields are pickled. The values of cached properties are useful only in this process.
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _path(self, index: int) -> str:
         """Return the path or URL of a file for TensorFlow. Raise DataError if TensorFlow cannot read it."""
@@ -203,14 +203,16 @@ class Records:
 
     def _taken(self, batch: dict[str, Any], names: Sequence[str]) -> Any:
         """Return the transformed batch, or the parts of it that `names` ask for."""
-        found = batch if self.transform is None else self.transform(batch)
-        if names and not isinstance(found, Mapping):
-            raise OptionsError(f"as_tf({', '.join(names)}): transform returned a `{type(found).__name__}`, not a dict.")
+        result = batch if self.transform is None else self.transform(batch)
+        if names and not isinstance(result, Mapping):
+            raise OptionsError(
+                f"as_tf({', '.join(names)}): transform returned a `{type(result).__name__}`, not a dict."
+            )
         for name in names:
-            if name not in found:
-                raise DataError(f"a batch has no column `{name}`: {nearest(name, list(found))}")
-        taken = tuple(found[name] for name in names)
-        return taken[0] if len(taken) == 1 else taken or found
+            if name not in result:
+                raise DataError(f"a batch has no column `{name}`: {nearest(name, list(result))}")
+        taken = tuple(result[name] for name in names)
+        return taken[0] if len(taken) == 1 else taken or result
 
     def _damaged(self) -> DataError | None:
         """Return a DataError about the first of this rank's files that is damaged, or None."""

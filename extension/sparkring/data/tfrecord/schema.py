@@ -133,11 +133,11 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
     folder = locate(path)
     file = folder / SCHEMA
     try:
-        found = json.loads(file.fs.cat_file(file.path))
-        if found.pop("layout") != LAYOUT:
+        content = json.loads(file.fs.cat_file(file.path))
+        if content.pop("layout") != LAYOUT:
             raise DataError(f"{folder.written} was written by another version of sparkring: write it again.")
-        columns = tuple(Column(name, dtype, tuple(shape)) for name, dtype, shape in found.pop("columns"))
-        schema = Schema(columns=columns, files=tuple(RecordFile(*each) for each in found.pop("files")), **found)
+        columns = tuple(Column(name, dtype, tuple(shape)) for name, dtype, shape in content.pop("columns"))
+        schema = Schema(columns=columns, files=tuple(RecordFile(*entry) for entry in content.pop("files")), **content)
         _check_files(schema, folder)
         return schema
     except FileNotFoundError:
@@ -155,12 +155,12 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
 
 def _check_files(schema: Schema, folder: Location) -> None:
     folder.fs.invalidate_cache(folder.path)
-    found = folder.fs.find(folder.path, detail=True)
+    infos = folder.fs.find(folder.path, detail=True)
     for file in schema.files:
         location = folder / file.name
-        if location.path not in found:
+        if location.path not in infos:
             raise DataError(f"{location.written} is missing: write the data again.")
-        size = found[location.path]["size"]
+        size = infos[location.path]["size"]
         if size != file.size_bytes:
             raise DataError(
                 f"{location.written} has {size:,} bytes instead of {file.size_bytes:,}: write the data again."

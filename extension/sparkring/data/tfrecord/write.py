@@ -83,9 +83,9 @@ def write_tfrecord(
             copy = materialise(source, cache=cache, name=name, say=say).location.written
             source = shards(copy, batch_size, shuffle=False, remainder="join", rank=0, size=1)
             _refuse_nulls(source, called)
-        with contextlib.closing(batches(source, batch_size, called)) as found:  # also ends the thread that reads ahead
-            told = _told(found, target, say)
-            columns, written = _write(told, target, _names(count, prefixes), compression, called)
+        with contextlib.closing(batches(source, batch_size, called)) as stream:  # also ends the thread that reads ahead
+            reported_batches = _told(stream, target, say)
+            columns, written = _write(reported_batches, target, _names(count, prefixes), compression, called)
         schema = Schema(columns, batch_size, sum(file.rows for file in written), written, compression)
         with _usable(target):
             write_schema(schema, target)
@@ -106,7 +106,7 @@ def _refuse_nulls(frame: Shards, called: str) -> None:
 
 
 def _write(
-    found: Iterator[Batch], target: Location, names: Sequence[str], compression: Compression | None, called: str
+    stream: Iterator[Batch], target: Location, names: Sequence[str], compression: Compression | None, called: str
 ) -> tuple[tuple[Column, ...], tuple[RecordFile, ...]]:
     """Write the batches to files, and return their columns and the files."""
     tf = tensorflow()
@@ -121,7 +121,7 @@ def _write(
             for path in paths:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 writers.append(tf.io.TFRecordWriter(path, tf.io.TFRecordOptions(compression or "")))
-        for index, batch in enumerate(found):
+        for index, batch in enumerate(stream):
             columns = columns or columns_of(batch)
             record, file = encoded(batch, called), index % len(names)
             with _usable(target):
@@ -160,10 +160,10 @@ def _names(count: int, prefixes: int) -> list[str]:
     return [f"{spread[index % prefixes]}/{name}" for index, name in enumerate(names)]
 
 
-def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
-    """Yield the batches of `found`, and call `say` with the number of rows at growing intervals."""
+def _told(stream: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
+    """Yield the batches of `stream`, and call `say` with the number of rows at growing intervals."""
     began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
-    for batch in found:
+    for batch in stream:
         rows += _rows(batch)
         took_s = time.monotonic() - began
         if say and took_s >= due_s:
