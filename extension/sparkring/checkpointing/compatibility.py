@@ -22,12 +22,12 @@ def changes(entry: Entry, code: str, data: Mapping[str, str], uses: Mapping[str,
     commit = entry.commit
     assert commit is not None
     changed = sorted(name for name in commit.data.keys() & data.keys() if commit.data[name] != data[name])
-    told = [f"the data of {name} has changed since then." for name in changed]
+    reasons = [f"the data of {name} has changed since then." for name in changed]
     if words := changed_words(commit.uses, uses):
-        told.insert(0, f"{words} since then.")
+        reasons.insert(0, f"{words} since then.")
     if commit.code and code and meaning(commit.code) != meaning(code):
-        told.insert(0, f"the cell has changed since then:\n{_difference(_body(commit.code), _body(code))}")
-    return "\n".join(told)
+        reasons.insert(0, f"the cell has changed since then:\n{_difference(_body(commit.code), _body(code))}")
+    return "\n".join(reasons)
 
 
 def changed_words(before: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -91,5 +91,5 @@ def meaning(code: str) -> str:
 
 def _difference(before: list[str], now: list[str]) -> str:
     shown = list(difflib.unified_diff(before, now, n=0, lineterm=""))[2:]  # without the two lines that name files
-    found = [f"    {line}" for line in shown if not line.startswith("@@")]
-    return "\n".join(found[:_LINES] + (["    …"] if len(found) > _LINES else []))
+    lines = [f"    {line}" for line in shown if not line.startswith("@@")]
+    return "\n".join(lines[:_LINES] + (["    …"] if len(lines) > _LINES else []))

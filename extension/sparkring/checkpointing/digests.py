@@ -34,6 +34,6 @@ class Digest:
 
 def digest_of(data: bytes) -> str:
     """Return the digest of `data`."""
-    found = Digest()
-    found.add(data)
-    return str(found)
+    digest = Digest()
+    digest.add(data)
+    return str(digest)

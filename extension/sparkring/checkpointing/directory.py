@@ -46,11 +46,13 @@ class Directory:
         A checkpoint is complete if a listing of the directory says so, or if the ranks reported it and the run has not
         since removed it or found it damaged.
         """
-        gone = {each.saved.name for each in record.checkpoints if each.state != "committed"}
+        gone = {checkpoint.saved.name for checkpoint in record.checkpoints if checkpoint.state != "committed"}
         known = {
-            each.saved.name
-            for each in record.checkpoints
-            if each.attempt and each.saved.kind == "sparkring" and each.saved.folder == self.location.written
+            checkpoint.saved.name
+            for checkpoint in record.checkpoints
+            if checkpoint.attempt
+            and checkpoint.saved.kind == "sparkring"
+            and checkpoint.saved.folder == self.location.written
         }
         if self.first is not None:
             known.add(self.first.name)
@@ -62,11 +64,11 @@ class Directory:
         there = tuple(sorted({*known, *entries} - gone))
         ours = known | {name for name, entry in entries.items() if self._ours(entry)}
         names = [name for name in map(Name.of, ours - gone) if name is not None]
-        found = max(names, key=lambda name: name.age, default=None)
-        if found is None:
+        last = max(names, key=lambda name: name.age, default=None)
+        if last is None:
             return Last(there=there)
-        entry = entries.get(str(found))
-        return Last(str(found), found.step, there, None if entry is None else entry.commit)
+        entry = entries.get(str(last))
+        return Last(str(last), last.step, there, None if entry is None else entry.commit)
 
     def here(self, record: RunRecord, last: Last) -> Here:
         """Return what the driver tells the ranks about checkpoints when a new attempt begins."""
@@ -88,20 +90,20 @@ class Directory:
 
         If all checkpoints are damaged, the run gets none.
         """
-        told = []
+        notes = []
         if self.skipped:
             entry, *others = self.skipped
             which = f"the damaged checkpoint of {step_words(entry)} in {self.location.written}"
             if others:
                 many = f"{len(self.skipped)} damaged checkpoints in {self.location.written}"
                 which = f"{many}, the newest of {step_words(entry)}"
-            told.append(f"skipped {which}: {entry.reason}")
+            notes.append(f"skipped {which}: {entry.reason}")
         if self.first is not None:
             saved = saved_words(self.first, now)
-            told.append(f"continues from {saved} in {self.location.written} (--fresh starts over)")
+            notes.append(f"continues from {saved} in {self.location.written} (--fresh starts over)")
         elif self.skipped:
-            told.append("the cell runs without a checkpoint, because none is usable")
-        return "; ".join(told)
+            notes.append("the cell runs without a checkpoint, because none is usable")
+        return "; ".join(notes)
 
     def _ours(self, entry: Entry) -> bool:
         return entry.state == "committed" and entry.commit is not None and entry.commit.lineage == self.lineage
@@ -139,22 +141,22 @@ def open_directory(
             "Use a directory that this kernel and the ranks can read and write."
         ) from error
     stamps = [entry.parsed.stamp for entry in entries]
-    found = None if fresh else newest(entries)
-    age = (0, 0) if found is None else found.parsed.age
+    first = None if fresh else newest(entries)
+    age = (0, 0) if first is None else first.parsed.age
     skipped = [entry for entry in entries if entry.state == "corrupt" and entry.parsed.age > age and not fresh]
-    if found is None:
+    if first is None:
         return Directory(location, None, stamps, skipped, uses)
-    commit = found.commit
+    commit = first.commit
     assert commit is not None
-    saved = f"{path} has a checkpoint of {saved_words(found, time.time())}"
+    saved = f"{path} has a checkpoint of {saved_words(first, time.time())}"
     if commit.sharded and size is not None and commit.size != size:
         raise CheckpointError(
             f"{saved}, in {commit.size} shards: {size} ranks cannot continue from it. "
             f"Run the cell with {commit.size} ranks, or with --fresh to start over."
         )
-    if not resume and (changed := changes(found, code, data, uses)):
+    if not resume and (changed := changes(first, code, data, uses)):
         raise CheckpointError(
             f"{saved}, and {changed}\nRun the cell with --resume to continue from it anyway, or with --fresh to start "
             "over (existing checkpoints are kept)."
         )
-    return Directory(location, found, stamps, skipped, uses)
+    return Directory(location, first, stamps, skipped, uses)

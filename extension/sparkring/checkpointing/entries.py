@@ -39,8 +39,8 @@ class Name(NamedTuple):
     @classmethod
     def of(cls, text: str) -> Name | None:
         """Return the parsed name; None if `text` is not the name of a sparkring checkpoint."""
-        found = _NAME.fullmatch(text)
-        return cls(*map(int, found.groups())) if found else None
+        match = _NAME.fullmatch(text)
+        return cls(*map(int, match.groups())) if match else None
 
     @property
     def age(self) -> tuple[int, int]:
@@ -97,14 +97,14 @@ class Entry(NamedTuple):
     def __repr__(self) -> str:
         """Return one line: the name, the state, and the metrics."""
         metrics = {} if self.commit is None else self.commit.metrics
-        told = [repr(self.name), self.state, *(f"{name}={value:g}" for name, value in metrics.items()), self.reason]
-        return f"Entry({', '.join(filter(None, told))})"
+        facts = [repr(self.name), self.state, *(f"{name}={value:g}" for name, value in metrics.items()), self.reason]
+        return f"Entry({', '.join(filter(None, facts))})"
 
     @property
     def parsed(self) -> Name:
-        found = Name.of(self.name)
-        assert found is not None
-        return found
+        name = Name.of(self.name)
+        assert name is not None
+        return name
 
     @property
     def step(self) -> int:
@@ -131,14 +131,16 @@ def stamp_after(stamps: list[int]) -> int:
 
 def changed_at(info: dict[str, Any]) -> float:
     """Return when a file or folder last changed, in Unix seconds; 0.0 if its file system does not say."""
-    found = [info[name] for name in TIMES if info.get(name) is not None]
-    times = [moment.timestamp() if isinstance(moment, datetime.datetime) else moment for moment in found]
+    values = [info[name] for name in TIMES if info.get(name) is not None]
+    times = [moment.timestamp() if isinstance(moment, datetime.datetime) else moment for moment in values]
     return max((float(moment) for moment in times if isinstance(moment, int | float)), default=0.0)
 
 
 def newest(entries: Iterable[Entry]) -> Entry | None:
     """Return the committed checkpoint that was saved last."""
-    return max((each for each in entries if each.state == "committed"), key=lambda each: each.parsed.age, default=None)
+    return max(
+        (entry for entry in entries if entry.state == "committed"), key=lambda entry: entry.parsed.age, default=None
+    )
 
 
 def best(entries: Iterable[Entry], metric: str, mode: Literal["min", "max"]) -> Entry | None:

@@ -78,7 +78,7 @@ def listing(directory: Location) -> list[Entry]:
 
 def folders(directory: Location) -> dict[str, Folder]:
     """Return the folders in `directory` that are named like checkpoints, by name; some may be incomplete."""
-    found: dict[str, Folder] = {}
+    by_name: dict[str, Folder] = {}
     with in_words(f"the checkpoints in {directory.written} cannot be read"):
         directory.fs.invalidate_cache()  # fsspec caches listings without a time limit
         for info in _listed(directory):
@@ -88,13 +88,13 @@ def folders(directory: Location) -> dict[str, Folder]:
                 continue
             if len(parts) == 1 and info["type"] != "directory":
                 continue  # this is a file, although it has the name of a checkpoint
-            folder = found.setdefault(parts[0], Folder())
+            folder = by_name.setdefault(parts[0], Folder())
             folder.changed = max(folder.changed, changed_at(info))
             if len(parts) == 2 and info["type"] == "file":
                 folder.sizes[parts[1]] = int(info["size"])
                 if parts[1] == COMMIT:
                     folder.commit = tuple(str(info.get(name)) for name in ("size", *TIMES, "etag"))
-    return found
+    return by_name
 
 
 def look(directory: Location, name: str) -> Entry | None:
@@ -283,10 +283,10 @@ def _write_sealed(file: Location, content: dict[str, Any]) -> None:
 
 def _unsealed(sealed: bytes) -> dict[str, Any] | None:
     """Return the content that _write_sealed() wrote; None if it does not match its digest."""
-    found = _SEALED.fullmatch(sealed)
-    if found is None or digest_of(found[2]).encode() != found[1]:
+    match = _SEALED.fullmatch(sealed)
+    if match is None or digest_of(match[2]).encode() != match[1]:
         return None
-    content: dict[str, Any] = json.loads(found[2])
+    content: dict[str, Any] = json.loads(match[2])
     return content
 
 

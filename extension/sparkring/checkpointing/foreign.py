@@ -49,10 +49,10 @@ def recognised(files: Iterable[Seen]) -> list[Other]:
     """Return the checkpoints among `files`, newest first. Files in a SavedModel's folder belong to the SavedModel."""
     every = list(files)
     models = {file.path.rpartition("/")[0] for file in every if file.path.rpartition("/")[2] in _SAVED_MODEL}
-    found: list[Other] = []
+    others: list[Other] = []
     for folder in models:
         inside = [file for file in every if not folder or file.path.startswith(f"{folder}/")]
-        found.append(_together("SavedModel", f"{folder}/" if folder else "./", inside))
+        others.append(_together("SavedModel", f"{folder}/" if folder else "./", inside))
     rest = [file for file in every if not any(not model or file.path.startswith(f"{model}/") for model in models)]
     prefixes: dict[str, list[Seen]] = {}
     for file in rest:
@@ -62,9 +62,9 @@ def recognised(files: Iterable[Seen]) -> list[Other]:
             continue
         kind = next((kind for suffix, kind in _SUFFIXES if file.path.lower().endswith(suffix)), None)
         if kind is not None:
-            found.append(Other(kind, file.path, file.size_bytes, file.time))
-    found += [each for prefix, parts in prefixes.items() if (each := _prefix(prefix, parts))]
-    return sorted(found, key=lambda each: (-each.time, each.name))
+            others.append(Other(kind, file.path, file.size_bytes, file.time))
+    others += [checkpoint for prefix, parts in prefixes.items() if (checkpoint := _prefix(prefix, parts))]
+    return sorted(others, key=lambda other: (-other.time, other.name))
 
 
 def _prefix(prefix: str, parts: list[Seen]) -> Other | None:

@@ -82,12 +82,12 @@ def inventory(
     """
     from sparkring.checkpointing.folder import listing
 
-    found = listing(location)
+    entries = listing(location)
     if check:
-        found = _checked(location, found, say)
+        entries = _checked(location, entries, say)
     others = tuple(recognised(_files(location)))
-    exists = bool(found or others) or location.fs.exists(location.path)
-    return Inventory(location.written, time.time(), tuple(found), others, check, metric, mode, exists)
+    exists = bool(entries or others) or location.fs.exists(location.path)
+    return Inventory(location.written, time.time(), tuple(entries), others, check, metric, mode, exists)
 
 
 def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, int, int], None]) -> list[Entry]:
@@ -119,17 +119,17 @@ def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, 
 
 def _files(location: Location) -> list[Seen]:
     """Return the files in the directory and some levels below, except those of sparkring's checkpoints."""
-    found: list[Seen] = []
+    files: list[Seen] = []
     folders = [("", 1)]
     for below, depth in folders:  # the list grows during the loop
-        for each in _listed(location, below):
-            name = str(each["name"]).rstrip("/").rpartition("/")[2]
+        for info in _listed(location, below):
+            name = str(info["name"]).rstrip("/").rpartition("/")[2]
             path = f"{below}/{name}" if below else name
-            if each["type"] != "directory":
-                found.append(Seen(path, int(each.get("size") or 0), changed_at(each)))
+            if info["type"] != "directory":
+                files.append(Seen(path, int(info.get("size") or 0), changed_at(info)))
             elif depth < DEPTH and len(folders) < FOLDERS and not Name.of(name):
                 folders.append((path, depth + 1))
-    return found
+    return files
 
 
 def _listed(location: Location, below: str) -> list[dict[str, Any]]:

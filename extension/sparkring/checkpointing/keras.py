@@ -157,14 +157,14 @@ class Resume:
         return isinstance(self._every, int) and self._step // self._every > self._saved // self._every
 
     def _save(self, epoch: int, batch: int, logs: Any) -> None:
-        found: dict[str, Any] = {"model": self._kept_model, "epoch": epoch, "batch": batch, "history": self.history}
+        state: dict[str, Any] = {"model": self._kept_model, "epoch": epoch, "batch": batch, "history": self.history}
         if self._data is not None:
-            found["data"] = Positioned(self._data, self._data.resume(self._start).position(self._taken))
+            state["data"] = Positioned(self._data, self._data.resume(self._start).position(self._taken))
         if _read_together(self._kept_model) and world.world().rank and not getattr(self._store, "sharded", False):
             # This rank saves nothing, but must read the model's variables when rank 0 does: variables that are averaged
             # over the replicas can be read only by all replicas together.
             parts.tree_of(self._kept_model)
-        self._store.save(self._step, found, report.numbers(logs))
+        self._store.save(self._step, state, report.numbers(logs))
         self._saved = self._step
 
 

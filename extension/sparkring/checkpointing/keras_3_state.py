@@ -53,14 +53,14 @@ def leaf(variable: Any) -> Any:
     return raw_or_array(np.array(sys.modules["keras"].ops.convert_to_numpy(variable.value)))
 
 
-def array(found: Any) -> Any:
-    """Return the leaf `found` as a NumPy array."""
-    if isinstance(found, Raw):
+def array(saved_leaf: Any) -> Any:
+    """Return the leaf `saved_leaf` as a NumPy array."""
+    if isinstance(saved_leaf, Raw):
         import ml_dtypes  # Keras 3 depends on it
 
-        dtype = np.dtype(getattr(ml_dtypes, found.dtype_name))
-        return np.frombuffer(found.buffer, np.uint8).view(dtype).reshape(found.shape)
-    return np.asarray(found)
+        dtype = np.dtype(getattr(ml_dtypes, saved_leaf.dtype_name))
+        return np.frombuffer(saved_leaf.buffer, np.uint8).view(dtype).reshape(saved_leaf.shape)
+    return np.asarray(saved_leaf)
 
 
 VARIABLES = Variables(

@@ -147,10 +147,10 @@ def _remove(file: Location) -> None:
 
 def _machine() -> str:
     """Return an id of this machine, or of this container: where a pid means the same process."""
-    told = [socket.gethostname()]
+    parts = [socket.gethostname()]
     with contextlib.suppress(OSError):  # only Linux has these files
-        told += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
-    return " ".join(told)
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(parts)
 
 
 def _process(pid: int) -> str:

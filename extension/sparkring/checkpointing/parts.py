@@ -89,8 +89,8 @@ def tree_of(value: Any, path: str = _CALLED, within: tuple[int, ...] = ()) -> An
             "value": {key: tree_of(item, f"{path}.{key}", within) for key, item in attributes},
         }
     if isinstance(value, dict):
-        found = {key: tree_of(item, f"{path}[{key!r}]", within) for key, item in value.items()}
-        return {MARK: _ESCAPED, "value": found} if MARK in found else found
+        children = {key: tree_of(item, f"{path}[{key!r}]", within) for key, item in value.items()}
+        return {MARK: _ESCAPED, "value": children} if MARK in children else children
     items = [tree_of(item, f"{path}[{index}]", within) for index, item in enumerate(value)]
     return tuple(items) if isinstance(value, tuple) else items
 
@@ -219,14 +219,14 @@ def _array_pairs(value: Any, tree: Any, path: str) -> Iterator[tuple[str, tuple[
 
 def _sharing(arrays: Mapping[str, npt.NDArray[Any]]) -> set[str]:
     """Return the names of the arrays whose ranges of memory overlap."""
-    found: set[str] = set()
+    names: set[str] = set()
     last, end = "", 0
     for start, stop, name in sorted((*_byte_bounds(array), name) for name, array in arrays.items() if array.size):
         if start < end:
-            found |= {last, name}
+            names |= {last, name}
         if stop > end:
             last, end = name, stop
-    return found
+    return names
 
 
 # ── containers ────────────────────────────────────────────────────────────────
@@ -293,8 +293,10 @@ def _with_pieces(
         }
         return {**tree, "value": items} if kind else items
     if isinstance(tree, list | tuple):
-        found = [_with_pieces(item, put, f"{path}[{index}]", (*keys, index), whole) for index, item in enumerate(tree)]
-        return tuple(found) if isinstance(tree, tuple) else found
+        children = [
+            _with_pieces(item, put, f"{path}[{index}]", (*keys, index), whole) for index, item in enumerate(tree)
+        ]
+        return tuple(children) if isinstance(tree, tuple) else children
     return tree
 
 
@@ -392,9 +394,9 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> None:
     except SparkringError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # a user's class can raise any exception
-        told = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+        reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
         raise CheckpointError(
-            f"{path}: the saved state of a {tree['class']} does not fit this {type(value).__name__}: {told}. Make "
+            f"{path}: the saved state of a {tree['class']} does not fit this {type(value).__name__}: {reason}. Make "
             "the object the same as when it was saved, or start over with --fresh."
         ) from error
 
@@ -419,12 +421,12 @@ def _with_classes_of(like: Any, state: Any) -> Any:
     A checkpoint does not keep subclasses of dict, but an object may need one: MultiStepLR has a Counter.
     """
     if isinstance(like, dict) and isinstance(state, dict):
-        found = {key: _with_classes_of(like.get(key), item) for key, item in state.items()}
+        items = {key: _with_classes_of(like.get(key), item) for key, item in state.items()}
         if type(like) is dict:
-            return found
+            return items
         made = copy.copy(like)
         made.clear()
-        made.update(found)
+        made.update(items)
         return made
     if isinstance(like, list) and isinstance(state, list):
         return [_with_classes_of(one, item) for one, item in zip_longest(like[: len(state)], state)]
@@ -492,13 +494,13 @@ def random_states() -> Any:
     If a tf.function uses TensorFlow's random operations without a generator, their state cannot be read, and they draw
     different numbers after a restore. tensorflow_state.keep_random() prevents this for Keras' layers.
     """
-    found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
+    states: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")
     if torch is not None:
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        found["torch"] = {"cpu": torch.get_rng_state().numpy(), "cuda": [state.numpy() for state in cuda]}
-    found |= tensorflow_state.random_states(_of_random)
-    return found
+        states["torch"] = {"cpu": torch.get_rng_state().numpy(), "cuda": [state.numpy() for state in cuda]}
+    states |= tensorflow_state.random_states(_of_random)
+    return states
 
 
 def set_random_states(tree: Any) -> None:

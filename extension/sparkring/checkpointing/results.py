@@ -78,15 +78,15 @@ def user_secret(home: Path) -> bytes:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileExistsError), open(path, "xb", opener=_for_this_user_only) as file:
             file.write(secrets.token_bytes(SECRET_BYTES))
-        found = path.read_bytes()
+        secret = path.read_bytes()
     except OSError as error:
         raise CheckpointError(
             f"the secret that protects kept results cannot be saved in {home}: {error.strerror or error}. Set "
             "SPARKRING_HOME to a writable folder."
         ) from error
-    if len(found) != SECRET_BYTES:
+    if len(secret) != SECRET_BYTES:
         raise CheckpointError(f"{path}, the secret that protects kept results, is damaged: remove it, and use --fresh.")
-    return found
+    return secret
 
 
 def _for_this_user_only(path: str, flags: int) -> int:
@@ -205,15 +205,15 @@ class Results:
         with folder.in_words(f"the results in {self.directory.written} cannot be read"):
             place.fs.invalidate_cache()
             try:
-                found = place.fs.ls(place.path, detail=True)
+                infos = place.fs.ls(place.path, detail=True)
             except FileNotFoundError:
                 return []
-        return [(info["name"].rstrip("/").rpartition("/")[2], info["type"]) for info in found]
+        return [(info["name"].rstrip("/").rpartition("/")[2], info["type"]) for info in infos]
 
 
 def _cat(file: Location) -> bytes:
-    found: bytes = file.fs.cat_file(file.path)
-    return found
+    content: bytes = file.fs.cat_file(file.path)
+    return content
 
 
 def _apart(value: bytes, sizes: list[int]) -> Buffers:

@@ -199,10 +199,10 @@ class Store:
         _check_state(state)
         self.wait()
         room = self._room(state)
-        found = self._read_resume_point(room) if which == "latest" and self._is_here() else self._read(which, room)
-        if found is None:
+        checkpoint = self._read_resume_point(room) if which == "latest" and self._is_here() else self._read(which, room)
+        if checkpoint is None:
             return 0
-        entry, contents = found
+        entry, contents = checkpoint
         saved = contents.tree("state")
         parts.put_back(state, saved, "state")
         parts.check_shared(state, saved)
@@ -302,11 +302,11 @@ class Store:
         `which` has the same meaning as in load().
         """
         if which in ("latest", "best"):
-            entry, told = self.choose("latest" if which == "latest" else "best", self.list()), "checkpoint"
+            entry, words = self.choose("latest" if which == "latest" else "best", self.list()), "checkpoint"
         else:
-            entry, told = self._named(which)
+            entry, words = self._named(which)
         if entry is None:
-            raise self._missing(told)
+            raise self._missing(words)
         return entry
 
     def choose(self, which: Literal["latest", "best"], entries: Entries) -> Entry | None:
@@ -332,10 +332,10 @@ class Store:
         return self.directory, self.keep, self.metric, self.mode, self.sharded
 
     def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {member.name: getattr(self, member.name) for member in fields(self)}
 
-    def __setstate__(self, found: dict[str, Any]) -> None:
-        self.__dict__.update(found)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
         self.__post_init__()
 
     def _state_apart(self, state: dict[str, Any]) -> tuple[Any, dict[str, Leaf]]:
@@ -463,10 +463,10 @@ class Store:
     def _loaded(self, which: Which) -> tuple[Entry, Any]:
         """Read a checkpoint. Return it with the tree of its state. Raises CheckpointError if it does not exist."""
         self.wait()
-        found = self._read(which, {})
-        if found is None:
+        checkpoint = self._read(which, {})
+        if checkpoint is None:
             raise self._missing("checkpoint")
-        entry, contents = found
+        entry, contents = checkpoint
         return entry, contents.tree("state")
 
     def _read(self, which: Which, room: Room) -> tuple[Entry, Contents] | None:
@@ -519,14 +519,16 @@ class Store:
         return newest([entry for entry in self.list() if entry.step == step]), f"checkpoint of step {step:,}"
 
     def _read_named(self, which: int | str | Entry, room: Room) -> tuple[Entry, Contents]:
-        entry, told = self._named(which)
+        entry, words = self._named(which)
         if entry is None:
-            raise self._missing(told)
+            raise self._missing(words)
         try:
             return entry, self._read_contents(entry, room)
         except CheckpointDamagedError as error:
             writing.tell_damaged(self._location, entry, str(error))
-            raise CheckpointError(f"the {told} in {self.directory} cannot be used: {error}. {self._there()}") from error
+            raise CheckpointError(
+                f"the {words} in {self.directory} cannot be used: {error}. {self._there()}"
+            ) from error
 
     def _read_contents(self, entry: Entry, room: Room) -> Contents:
         """Read this rank's file of a checkpoint. An array that has a fitting array in `room` is read into that array.
@@ -657,7 +659,7 @@ def _model_among(values: dict[str, Any], model: Any) -> str:
         return next(iter(values))
     alike = [name for name, value in values.items() if parts.is_like(model, value)]
     of_class = [name for name in alike if values[name]["class"] == type(model).__name__]
-    return next((found[0] for found in (alike, of_class) if len(found) == 1), "")
+    return next((names[0] for names in (alike, of_class) if len(names) == 1), "")
 
 
 def _check_state(state: Any) -> None:
@@ -678,10 +680,10 @@ def _whole(value: Any, least: int) -> int | None:
 
 def _number(name: str, value: Any) -> float:
     detach = getattr(value, "detach", None)  # torch warns if a tensor that requires a gradient is converted
-    found = value if detach is None else detach()
+    number = value if detach is None else detach()
     with contextlib.suppress(TypeError, ValueError):
-        if isinstance(found, numbers.Real) or (getattr(found, "shape", None) is not None and len(found.shape) == 0):
-            return float(found)
+        if isinstance(number, numbers.Real) or (getattr(number, "shape", None) is not None and len(number.shape) == 0):
+            return float(number)
     raise CheckpointError(
         f"metrics[{name!r}] is a `{type(value).__name__}`, not a number: reduce it first, for example with .mean()."
     )

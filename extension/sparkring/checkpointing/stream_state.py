@@ -144,7 +144,7 @@ class StreamState:
     def _state(self, position: str) -> dict[str, Any]:
         if not self._by:
             return {"state": self._values(), "position": position}
-        values = {str(number): each for number, each in enumerate(self._of_keys.values())}
+        values = {str(number): state for number, state in enumerate(self._of_keys.values())}
         keys = {"by": list(self._by), "keys": list(self._of_keys), "first": self._first}
         return {"state": values, **keys, "position": position}
 
@@ -196,18 +196,18 @@ def _reached(names: Iterable[str], namespace: dict[str, Any]) -> tuple[set[str],
 
     The second set has the names to which these functions assign values.
     """
-    found: set[str] = set()
+    reached: set[str] = set()
     written: set[str] = set()
     waiting = [name for name in names if name in namespace]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             for code in _codes(namespace[name]):
                 used = global_names(code)
                 written |= used.writes
-                waiting += [each for each in used.reads if each in namespace]
-    return found, written
+                waiting += [global_name for global_name in used.reads if global_name in namespace]
+    return reached, written
 
 
 def _codes(value: Any) -> Iterator[types.CodeType]:
@@ -217,4 +217,4 @@ def _codes(value: Any) -> Iterator[types.CodeType]:
     if isinstance(function, types.FunctionType) and function.__module__ == "__main__":
         yield function.__code__
     elif isinstance(value, type) and value.__module__ == "__main__":
-        yield from (each.__code__ for each in vars(value).values() if isinstance(each, types.FunctionType))
+        yield from (member.__code__ for member in vars(value).values() if isinstance(member, types.FunctionType))

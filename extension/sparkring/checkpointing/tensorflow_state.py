@@ -71,31 +71,31 @@ def leaf(value: Any) -> Any:
     """Return the value of a variable or tensor as a leaf. TensorFlow does not change the leaf's memory afterwards."""
     tensor = value.read_value() if hasattr(value, "read_value") else value
     try:
-        found = np.asarray(memoryview(tensor))
+        values = np.asarray(memoryview(tensor))
     except (TypeError, ValueError):  # the dtype lacks the buffer protocol, or the tensor is on another device
-        found = np.asarray(tensor.numpy())
-    if found.dtype.kind in "OS":  # bytes objects of any length: save the shape and a list of the objects
-        return [list(found.shape), found.reshape(-1).tolist()]
-    return raw_or_array(found)
+        values = np.asarray(tensor.numpy())
+    if values.dtype.kind in "OS":  # bytes objects of any length: save the shape and a list of the objects
+        return [list(values.shape), values.reshape(-1).tolist()]
+    return raw_or_array(values)
 
 
-def array(found: Any) -> Any:
+def array(saved_leaf: Any) -> Any:
     """Convert what leaf() returned to a NumPy array."""
     tf = require("tensorflow", _WHAT, CheckpointError)
-    if isinstance(found, Raw):
-        dtype = tf.as_dtype(found.dtype_name).as_numpy_dtype
-        return np.frombuffer(found.buffer, np.uint8).view(dtype).reshape(found.shape)
-    if isinstance(found, list):
-        strings = np.empty(len(found[1]), object)
-        strings[:] = found[1]
-        return strings.reshape(found[0])
-    return np.asarray(found)
+    if isinstance(saved_leaf, Raw):
+        dtype = tf.as_dtype(saved_leaf.dtype_name).as_numpy_dtype
+        return np.frombuffer(saved_leaf.buffer, np.uint8).view(dtype).reshape(saved_leaf.shape)
+    if isinstance(saved_leaf, list):
+        strings = np.empty(len(saved_leaf[1]), object)
+        strings[:] = saved_leaf[1]
+        return strings.reshape(saved_leaf[0])
+    return np.asarray(saved_leaf)
 
 
-def tensor(found: Any) -> Any:
+def tensor(saved_leaf: Any) -> Any:
     """Convert what leaf() returned to a tensor."""
     tf = require("tensorflow", _WHAT, CheckpointError)
-    return tf.constant(array(found))
+    return tf.constant(array(saved_leaf))
 
 
 VARIABLES = Variables(
@@ -149,17 +149,17 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
     advice = optimizer_advice(trainable, _builder(optimizer))
     VARIABLES.put(variables, tree, path, "the optimizer", advice)
     here = _settings(optimizer)
-    known = [(here[name], found) for name, found in tree["settings"].items() if name in here]
+    known = [(here[name], saved_leaf) for name, saved_leaf in tree["settings"].items() if name in here]
     VARIABLES.assign(known, path, "the optimizer")
     helper = getattr(optimizer, "_agg_helper", None)
     if helper is not None and tree["gradients"]:
         import tensorflow as tf
 
-        for key, found in tree["gradients"].items():
+        for key, saved_leaf in tree["gradients"].items():
             if key in helper.locally_aggregated_grads:
-                helper.locally_aggregated_grads[key].assign(array(found))
+                helper.locally_aggregated_grads[key].assign(array(saved_leaf))
             else:  # Horovod makes this variable in the first step, unless it exists by then
-                helper.locally_aggregated_grads[key] = tf.Variable(array(found), trainable=False)
+                helper.locally_aggregated_grads[key] = tf.Variable(array(saved_leaf), trainable=False)
 
 
 def _build_optimizer(optimizer: Any, trainable: Sequence[Any]) -> None:
@@ -179,7 +179,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     """Return the variables of an optimizer that `optimizer.variables` leaves out, by name."""
     scale = getattr(optimizer, "_loss_scale", None)
     helper = getattr(optimizer, "_agg_helper", None)
-    found = {
+    candidates = {
         "learning_rate": getattr(optimizer, "_learning_rate", None),
         "scheduled": getattr(optimizer, "_current_learning_rate", None),
         "loss_scale": getattr(scale, "current_loss_scale", None),
@@ -187,7 +187,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
         "passes": getattr(helper, "counter", None),
         **(getattr(optimizer, "_hyper", None) or {}),
     }
-    return {name: value for name, value in found.items() if is_of_tf("Variable", value)}
+    return {name: value for name, value in candidates.items() if is_of_tf("Variable", value)}
 
 
 def _optimizer_config(optimizer: Any) -> dict[str, Any]:
@@ -364,12 +364,12 @@ def replicas(model: Any) -> int:
 
 def _random_sources(model: Any) -> list[Any]:
     """Return the sources from which a model's layers draw random numbers, in the order of the layers."""
-    found: dict[int, Any] = {}
+    sources: dict[int, Any] = {}
     for layer in model._flatten_layers():
         source = getattr(layer, "_random_generator", None)
         if hasattr(source, "_rng_type") and hasattr(source, "_maybe_init"):
-            found.setdefault(id(source), source)
-    return list(found.values())
+            sources.setdefault(id(source), source)
+    return list(sources.values())
 
 
 def _draw_from_generator(source: Any) -> bool:
@@ -400,13 +400,13 @@ def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
 
 def random_states(of_random: Callable[[Any], Any]) -> dict[str, Any]:
     """Return the states of the global random generators of TensorFlow and Keras, if they are imported."""
-    found: dict[str, Any] = {}
+    states: dict[str, Any] = {}
     if "tensorflow" in sys.modules:
         from tensorflow.python.eager import context
         from tensorflow.python.ops import stateful_random_ops
 
         here, shared = context.context(), stateful_random_ops.global_generator
-        found["tensorflow"] = {
+        states["tensorflow"] = {
             "seed": here._seed,
             # Once a global seed is set, operations outside of functions take their seeds from this generator.
             "operations": None if here._seed is None else of_random(here._rng),
@@ -415,8 +415,8 @@ def random_states(of_random: Callable[[Any], Any]) -> dict[str, Any]:
     for name in ("keras", "tf_keras"):
         generator = getattr(seeds_of(name), "generator", None)
         if generator is not None:
-            found[name] = of_random(generator)
-    return found
+            states[name] = of_random(generator)
+    return states
 
 
 def set_random_states(tree: dict[str, Any], set_random: Callable[[Any, Any], None]) -> None:

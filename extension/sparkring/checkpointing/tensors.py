@@ -90,15 +90,15 @@ class Layout(NamedTuple):
 
 def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
     """Decide where each of `leaves` is stored in the file."""
-    found, start = [], 0
+    infos, start = [], 0
     stored = [(name, leaf, *_stored(leaf)) for name, leaf in leaves.items()]
     # Arrays with large elements come first, so that each array is aligned for its dtype. A program that maps the file
     # into its memory may need this.
-    for name, leaf, code, dtype, _ in sorted(stored, key=lambda each: -each[4]):
+    for name, leaf, code, dtype, _ in sorted(stored, key=lambda row: -row[4]):
         stop = start + (memoryview(leaf.buffer).nbytes if isinstance(leaf, Raw) else leaf.nbytes)
-        found.append(TensorInfo(name, code, tuple(leaf.shape), start, stop, dtype))
+        infos.append(TensorInfo(name, code, tuple(leaf.shape), start, stop, dtype))
         start = stop
-    return Layout(tuple(found), start)
+    return Layout(tuple(infos), start)
 
 
 def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str, Leaf]) -> memoryview:
@@ -106,8 +106,8 @@ def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str,
     pairs = iter([pair for info in layout.arrays for pair in _pairs(arena[info.start : info.stop], leaves[info.name])])
 
     def copy() -> None:
-        for room, found in pairs:
-            np.copyto(room, found)
+        for room, array in pairs:
+            np.copyto(room, array)
 
     # The training waits for the copy. Several threads are faster, because one core alone cannot use the memory's full
     # bandwidth.
@@ -299,12 +299,12 @@ class _Reading:
         metadata = dict(header.pop(_METADATA, {}))
         dtypes = _json(metadata.get(_DTYPES, "{}"), self.name)
         arrays, begun = [], 0
-        for name, found in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])):
-            start, stop = map(operator.index, found["data_offsets"])
+        for name, fields in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])):
+            start, stop = map(operator.index, fields["data_offsets"])
             if start != begun or stop < start:
                 raise ValueError(name)
-            dtype, shape = dtypes.get(name, ["", found["shape"]])
-            arrays.append(TensorInfo(name, found["dtype"], tuple(map(operator.index, shape)), start, stop, dtype))
+            dtype, shape = dtypes.get(name, ["", fields["shape"]])
+            arrays.append(TensorInfo(name, fields["dtype"], tuple(map(operator.index, shape)), start, stop, dtype))
             begun = stop
         if begun != self.left:
             raise ValueError("length")
@@ -319,14 +319,14 @@ class _Reading:
             if raw:
                 return Raw(raw, info.shape, self.take(_room(size)))
             if room is not None and (room.shape, room.dtype) == (info.shape, dtype):
-                found = room
+                array = room
             else:
-                found = _room(size).view(dtype).reshape(info.shape) if size else np.empty(info.shape, dtype)
+                array = _room(size).view(dtype).reshape(info.shape) if size else np.empty(info.shape, dtype)
         except Exception as error:  # a damaged header may describe an impossible array
             raise self.damaged() from error
         if size:
-            self.take(found.reshape(-1).view(np.uint8))
-        return found
+            self.take(array.reshape(-1).view(np.uint8))
+        return array
 
     def take(self, room: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         view, begin = room.data, 0
@@ -373,9 +373,9 @@ def _dtype_of(info: TensorInfo) -> tuple[str, np.dtype[Any] | None]:
 
 def _json(text: str | bytes, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointDamagedError(digest_mismatch(name)) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise CheckpointDamagedError(digest_mismatch(name))
-    return found
+    return content

@@ -45,7 +45,7 @@ def leaf(tensor: Any, path: str) -> Any:
         )
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
         kinds = {"quantized": tensor.is_quantized, tensor.device: tensor.is_meta, "nested": tensor.is_nested}
-        kind = next((kind for kind, found in kinds.items() if found), tensor.layout)
+        kind = next((kind for kind, matches in kinds.items() if matches), tensor.layout)
         raise CheckpointError(
             f"{path} is a tensor of a kind that a checkpoint cannot hold ({kind}): save a dense one, from to_dense() "
             "or dequantize(), or leave it out."
@@ -58,16 +58,16 @@ def leaf(tensor: Any, path: str) -> Any:
         return Raw(name, tuple(here.shape), here.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def tensor(found: Any) -> Any:
+def tensor(saved_leaf: Any) -> Any:
     """Convert a leaf to a tensor, which shares the leaf's memory unless that memory is read-only."""
     torch = require("torch", "a checkpoint of PyTorch tensors", CheckpointError)
-    if isinstance(found, Raw):
-        data = np.frombuffer(found.buffer, np.uint8)
-        return torch.from_numpy(_writeable(data)).view(getattr(torch, found.dtype_name)).reshape(found.shape)
-    return torch.from_numpy(_writeable(np.asarray(found)))
+    if isinstance(saved_leaf, Raw):
+        data = np.frombuffer(saved_leaf.buffer, np.uint8)
+        return torch.from_numpy(_writeable(data)).view(getattr(torch, saved_leaf.dtype_name)).reshape(saved_leaf.shape)
+    return torch.from_numpy(_writeable(np.asarray(saved_leaf)))
 
 
-def put(value: Any, found: Any, path: str) -> Any:
+def put(value: Any, saved_leaf: Any, path: str) -> Any:
     """Copy a leaf into the tensor `value`, on any device, and return `value`.
 
     If the shapes or dtypes differ, or if elements of `value` share memory (expand()), return a new tensor instead, or
@@ -75,7 +75,7 @@ def put(value: Any, found: Any, path: str) -> Any:
     """
     import torch
 
-    saved = tensor(found)
+    saved = tensor(saved_leaf)
     expanded = any(size > 1 and not step for size, step in zip(value.shape, value.stride(), strict=True))
     if saved.shape == value.shape and saved.dtype == value.dtype and not expanded:
         # Tensors that were made in inference mode can be changed only in inference mode.
@@ -117,34 +117,34 @@ def piece(tensor: Any, path: str) -> dict[str, Any]:
     return {"value": leaf(tensor.detach().to_local(), path), "layout": tuple(_layout(tensor))}
 
 
-def put_piece(value: Any, found: dict[str, Any], path: str) -> None:
+def put_piece(value: Any, saved_piece: dict[str, Any], path: str) -> None:
     """Copy a piece into a spread tensor. Raises CheckpointError if the tensor is spread differently."""
     import torch
 
     with torch.no_grad():
-        value.to_local().copy_(joined(found, value, path).to_local())
+        value.to_local().copy_(joined(saved_piece, value, path).to_local())
 
 
-def joined(found: dict[str, Any], like: Any, path: str) -> Any:
+def joined(saved_piece: dict[str, Any], like: Any, path: str) -> Any:
     """Make a spread tensor from this rank's saved piece. Raises CheckpointError if `like` is spread differently."""
     from torch.distributed.tensor import DTensor
 
-    saved = Layout(*found["layout"])
+    saved = Layout(*saved_piece["layout"])
     now = _layout(like) if is_spread(like) else None
     if saved != now:
         raise CheckpointError(
             f"{path} was saved as {_layout_words(saved)}, but here it is {_layout_words(now)}. Before restore(), "
             "shard the model as it was when it was saved, or start over with --fresh."
         )
-    local = tensor(found["value"]).to(like.to_local().device)
+    local = tensor(saved_piece["value"]).to(like.to_local().device)
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
-def refuse_unlike(found: dict[str, Any], like: Any, path: str) -> None:
+def refuse_unlike(saved_piece: dict[str, Any], like: Any, path: str) -> None:
     """Raise CheckpointError if a piece and its parameter, `like`, are spread differently, since joined() would fail."""
-    saved, now = Layout(*found["layout"]), _layout(like) if is_spread(like) else None
+    saved, now = Layout(*saved_piece["layout"]), _layout(like) if is_spread(like) else None
     if saved != now:
         raise CheckpointError(
             f"{path} is {_layout_words(saved)}, but its parameter is {_layout_words(now)}: an optimizer's state can be "

@@ -29,7 +29,7 @@ class Variables:
 
     def by_name(self, tree: dict[str, Any]) -> dict[str, Any]:
         """Return the values in `tree`, which take() returned, as a dict from variable names to arrays."""
-        return {name: self.array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
+        return {name: self.array(leaf) for name, leaf in zip(tree["names"], tree["values"], strict=True)}
 
     def put(self, variables: Sequence[Any], tree: dict[str, Any], path: str, owner: str, advice: str) -> None:
         """Assign the values in `tree`, which take() returned, to `variables`.
@@ -52,17 +52,17 @@ class Variables:
 
     def assign(self, pairs: Iterable[tuple[Any, Any]], path: str, owner: str) -> None:
         """Assign leaves to the variables of `owner`. If a leaf does not fit, assign none, and raise CheckpointError."""
-        ready = [(variable, self.array(found)) for variable, found in pairs]
-        for variable, found in ready:
+        ready = [(variable, self.array(leaf)) for variable, leaf in pairs]
+        for variable, array in ready:
             shape, dtype = self.shape(variable), self.dtype(variable)
-            if not _fits(shape, found.shape) or dtype != found.dtype.name:
+            if not _fits(shape, array.shape) or dtype != array.dtype.name:
                 raise CheckpointError(
                     f"{path}: `{self.name(variable)}` of {owner} has the shape {shape and list(shape)} and the dtype "
-                    f"{dtype}, but in the checkpoint it has {list(found.shape)} and {found.dtype.name}. Make it the "
+                    f"{dtype}, but in the checkpoint it has {list(array.shape)} and {array.dtype.name}. Make it the "
                     "same as when it was saved, or start over with --fresh."
                 )
-        for variable, found in ready:
-            variable.assign(found)
+        for variable, array in ready:
+            variable.assign(array)
 
 
 def optimizer_advice(trainable: Sequence[Any] | None, build: str = "build") -> str:
@@ -86,14 +86,15 @@ def check_compiled(tree: dict[str, Any], path: str) -> None:
         )
 
 
-def _fits(shape: Sequence[int | None] | None, found: tuple[int, ...]) -> bool:
+def _fits(shape: Sequence[int | None] | None, saved_shape: tuple[int, ...]) -> bool:
     return shape is None or (
-        len(shape) == len(found) and all(here in (None, length) for here, length in zip(shape, found, strict=True))
+        len(shape) == len(saved_shape)
+        and all(here in (None, length) for here, length in zip(shape, saved_shape, strict=True))
     )
 
 
-def raw_or_array(found: Any) -> Any:
+def raw_or_array(array: Any) -> Any:
     """Return the leaf for an array: a Raw if NumPy itself lacks the dtype (such as bfloat16), otherwise the array."""
-    if found.dtype.kind == "V":
-        return Raw(found.dtype.name, found.shape, np.ascontiguousarray(found).reshape(-1).view(np.uint8))
-    return found
+    if array.dtype.kind == "V":
+        return Raw(array.dtype.name, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return array

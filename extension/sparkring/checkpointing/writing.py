@@ -91,17 +91,17 @@ def _of_others(save: Save) -> list[File]:
 
     The reports are looked up by name, because a listing may be stale.
     """
-    found: dict[int, File] = {}
+    files: dict[int, File] = {}
     heard, pause_s = time.monotonic(), _LOOK_FIRST_S
     missing = list(range(1, save.commit.size))
     while True:
         for rank in missing:
             file = folder.read_part(save.directory, save.name, rank)
             if file is not None:
-                found[rank], heard = file, time.monotonic()
-        missing = [rank for rank in missing if rank not in found]
+                files[rank], heard = file, time.monotonic()
+        missing = [rank for rank in missing if rank not in files]
         if not missing:
-            return [found[rank] for rank in sorted(found)]
+            return [files[rank] for rank in sorted(files)]
         if time.monotonic() - heard > OTHERS_LIMIT_S:
             ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             raise CheckpointStorageError(
@@ -123,8 +123,8 @@ def _others(save: Save) -> list[Entry]:
 
 def _committed(save: Save, commit: Commit, others: list[Entry]) -> None:
     """Report the new checkpoint, and remove those that need not be kept. The save succeeds even if a removal fails."""
-    found = [Entry(save.name, "committed", commit), *others]
-    top = save.policy.best(found)
+    entries = [Entry(save.name, "committed", commit), *others]
+    top = save.policy.best(entries)
     took_s = time.monotonic() - save.began
     report.tell(
         CheckpointSaved(
@@ -138,7 +138,7 @@ def _committed(save: Save, commit: Commit, others: list[Entry]) -> None:
             best=top is not None and top.name == save.name,
         )
     )
-    for entry in retention.expired(found, save.policy):
+    for entry in retention.expired(entries, save.policy):
         if _removed(save.directory, entry):
             report.tell(CheckpointRemoved(save.directory.written, entry.name))
     for entry in retention.abandoned(others, save.policy, time.time()):
