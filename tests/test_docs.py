@@ -411,6 +411,11 @@ def test_the_index_names_every_page() -> None:
     assert {path for path in DOCS.rglob("*.md") if path.name != "README.md"} <= linked
 
 
+def test_the_map_names_every_room() -> None:
+    rooms = {path.parent.name for folder in (".", "engine", "worker") for path in (PACKAGE / folder).glob("*/__init__.py")}
+    assert rooms - set(read(DOCS / "how-it-works.md").spans) == set()
+
+
 def test_every_setting_is_in_the_reference() -> None:
     _, _, told = REFERENCE.read_text(encoding="utf-8").partition("\n## Settings\n")
     assert {name for name in settings() if f"`{name}`" not in told} == set()
