@@ -412,7 +412,9 @@ def test_the_index_names_every_page() -> None:
 
 
 def test_the_map_names_every_room() -> None:
-    rooms = {path.parent.name for folder in (".", "engine", "worker") for path in (PACKAGE / folder).glob("*/__init__.py")}
+    rooms = {
+        path.parent.name for folder in (".", "engine", "worker") for path in (PACKAGE / folder).glob("*/__init__.py")
+    }
     assert rooms - set(read(DOCS / "how-it-works.md").spans) == set()
 
 
