@@ -265,7 +265,7 @@ def test_a_member_that_falls_silent(local, monkeypatch):
         return found
 
     monkeypatch.setattr(Members, "silences", as_an_hour_later)
-    with pytest.raises(RunFailed, match="lost on .*: no message from its process") as caught:
+    with pytest.raises(RunFailed, match=r"lost on .*: no message from its process") as caught:
         local.run("""
             import os, signal, subprocess, time
             subprocess.Popen(["sleep", "1000"], start_new_session=True)

@@ -205,7 +205,7 @@ def test_a_rank_that_cannot_start(ring):
 
 def test_a_rank_that_garbles_its_channel(local):
     """If a rank sends anything but messages, its member ends the rank, and the run fails instead of waiting."""
-    with pytest.raises(RunFailed, match="lost on .*: the connection to its process broke") as caught:
+    with pytest.raises(RunFailed, match=r"lost on .*: the connection to its process broke") as caught:
         local.run("""
             import time
             from sparkring.runtime import report
