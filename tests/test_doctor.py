@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from waiting import DEADLINE_S
 
-from sparkring.cluster.executors import TaskReport
 from sparkring.cluster.slots import Slots, Stage
+from sparkring.cluster.survey import TaskReport
 from sparkring.engine.doctor import builds, checks, examination, gpus, machine, spark, storage
 from sparkring.engine.doctor.builds import Build, HorovodBuild
 from sparkring.engine.doctor.gpus import Gpu, GpuProcess, Gpus

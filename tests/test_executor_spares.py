@@ -165,12 +165,12 @@ def test_orders(monkeypatch):
     assert new.order(None, {}) is None, "a warm gang"
     found = new.order(code, {"C": "3"})
     assert found is not None
-    assert (found["modules"], found["environments"]) == (["pandas"], [{"C": "3"}, {"A": None}, {"B": "2"}])
+    assert (found.modules, found.environments) == (("pandas",), [{"C": "3"}, {"A": None}, {"B": "2"}])
     new.note_changes(True)
     assert new.order(code, {}) is None
     monkeypatch.setenv("SPARKRING_SPARE", "0")
     off = new.order(code, {})
     assert off is not None
-    assert (off["key"], off["modules"]) == (found["key"], []), "spare processes are told to exit, once"
+    assert (off.key, off.modules) == (found.key, ()), "spare processes are told to exit, once"
     assert new.order(code, {}) is None
-    assert tempfile.gettempdir() not in off["key"]
+    assert tempfile.gettempdir() not in off.key

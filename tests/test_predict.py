@@ -34,18 +34,19 @@ from waiting import until
 import sparkring
 from sparkring import checkpoints
 from sparkring.capture.packing import pack_call
-from sparkring.cluster.by_value import by_value
 from sparkring.data.columns import Making
 from sparkring.data.layout import Layout
 from sparkring.engine.predictions.settings import Live, Settings
 from sparkring.errors import CheckpointError, DataError, OptionsError
-from sparkring.launchers.archive import archive
+from sparkring.executor.archive import archive
+from sparkring.executor.orders import ModelOrder
 from sparkring.worker.model import predictors, server
 from sparkring.worker.model.files import FileRows, Files
 from sparkring.worker.model.inputs import Described
 from sparkring.worker.model.outputs import Output, columns_of, types_of
 from sparkring.worker.model.reporter import Reporter
 from sparkring.worker.model.scorer import RowsError, Scorer
+from sparkring.worker.model.task import Scoring, _forget_zip_files, _requests, score
 
 ROWS = """
     SELECT id, array(id / 2D, id / 4D) AS pair, cast(id AS float) AS `a.b`, id % 5 AS rest, map('k', id) AS map,
@@ -229,7 +230,7 @@ def test_batches_whose_types_differ():
         pd.Series([np.array([1, 2])] * 3), pd.Series([None, np.array([0.5, 1])]), pd.Series([np.array([3, 4])] * 3),
     )  # fmt: skip
     batches = zip(numbers, texts, lists, strict=True)
-    found = list(by_value("sparkring.worker.model", "task.py")["_requests"](batches, None, 4))
+    found = list(_requests(batches, None, 4))
     assert [len(each) for each in found] == [4, 4]
     columns = [pa.concat_tables(found).column(at).to_pylist() for at in range(3)]
     assert repr(columns[0]) == "[1.0, 2.0, 3.0, 4.0, nan, 6.0, 7.0, 8.0]"
@@ -246,7 +247,7 @@ def test_zip_files_are_forgotten(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(path))
     importlib.import_module("forgotten_one")
     assert str(path) in sys.path_importer_cache
-    by_value("sparkring.worker.model", "task.py")["_forget_zip_files"]()
+    _forget_zip_files()
     assert str(path) not in sys.path_importer_cache
     importlib.import_module("forgotten_two")  # the file is read again when it is needed
 
@@ -293,11 +294,11 @@ def task(key, model, batches, *, idle_s=0.1, spread_over=()):
     outputs = [Output("prediction", pa.float64(), "double")]
     settings = {"model": Live(model), "inputs": inputs, "outputs": outputs}
     packed = pack_call(Scorer, {**settings, "by_name": False, "batch_size": 100, "on_error": "raise"}, None)
-    order = {"key": key, "path": [], "environment": {}, "idle_s": idle_s, "spread_over": spread_over}
+    process = ModelOrder(key, b"token".hex(), [], {}, idle_s)
     sent = Broadcast(archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers))
     types = pa.schema({"x": pa.float64()}).serialize().to_pybytes()
-    score = by_value("sparkring.worker.model", "task.py")["scorer_for"](order, b"token", sent, types, 100)
-    return pd.concat(score(iter(batches)), ignore_index=True)
+    order = Scoring(process, sent, types, 100, spread_over)
+    return pd.concat(score(order, iter(batches)), ignore_index=True)
 
 
 def test_the_model_process(tmp_path, monkeypatch, no_folder_left):

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from sparkring.errors import RunFailed
+from sparkring.executor.processes import descendants
 from sparkring.gangs.members import Members
-from sparkring.worker.member import process
 
 WAITING = """
 {start}
@@ -195,7 +195,7 @@ ctypes.CDLL("libc.so.6").pthread_exit(None)
     child = psutil.Process(int(parent.stdout.readline()))
     try:
         wait_until(lambda: psutil.Process(parent.pid).status() == psutil.STATUS_ZOMBIE, "the main thread has ended")
-        assert child.pid in process.descendants(os.getpid())
+        assert child.pid in descendants(os.getpid())
     finally:
         child.kill()
         parent.kill()

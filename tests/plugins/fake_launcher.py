@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from sparkring.executor.orders import Ticket
 from sparkring.gangs.execution import Request
 from sparkring.gangs.gang import Gang
 from sparkring.history.events import Event
@@ -42,7 +43,6 @@ from sparkring.wire.messages import (
     decode,
     encode,
 )
-from sparkring.wire.ticket import Ticket
 from sparkring.worker.rank.failures import as_failure
 
 NEWS = RankNews((), True, 40_000)

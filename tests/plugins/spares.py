@@ -16,10 +16,10 @@ import pytest
 from leaks import Watch
 from waiting import until
 
+from sparkring.executor.orders import Ticket
 from sparkring.launchers import executor_spares, local, spare
 from sparkring.launchers.spare import ForkedMember, Setting, SpareProcess, Spares, Wanted, setting_of
 from sparkring.runtime import storage
-from sparkring.wire.ticket import Ticket
 from sparkring.worker.member import process
 
 

@@ -11,7 +11,7 @@ from sparkring.cluster.java_errors import REASONS, line_with
 from sparkring.cluster.jobs import interruptibly
 from sparkring.cluster.session import pandas_unused, stopped
 from sparkring.errors import LaunchError, OptionsError
-from sparkring.wire.ticket import SPARK_SCHEMA
+from sparkring.executor.orders import SPARK_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

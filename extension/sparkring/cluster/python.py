@@ -6,13 +6,14 @@ import contextlib
 import re
 import sys
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from sparkring.cluster.java_errors import line_with
+from sparkring.executor.tasks import Task, task_for
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import RDD, SparkContext
 
 SET_PYTHON = "Set PYSPARK_PYTHON to a Python with this notebook's version and packages before the SparkSession is made."
 
@@ -36,19 +37,25 @@ def executed_by_this_python(context: SparkContext) -> Iterator[None]:
             context.pythonExec = before
 
 
+def stage_of(context: SparkContext, size: int, task: Task, *, barrier: bool = False) -> RDD[Any]:
+    """Return a stage of `size` tasks, which call task(rows). Local executors run them with this kernel's Python."""
+    with executed_by_this_python(context):
+        numbers = context.parallelize(range(size), size)
+        stage = (numbers.barrier() if barrier else numbers).mapPartitions(task)
+        stage._jrdd  # noqa: B018 - reading it makes Spark note the Python that `with` has set
+    return stage
+
+
 def executors_python(context: SparkContext) -> str:
     """Return the path of the executors' Python, or the configured path if no task can run."""
-
-    # Executors may lack sparkring, so look() is nested. Then it is pickled by value, with the import that it needs.
-    def look(_: int) -> str:
-        import sys
-
-        return sys.executable
-
     try:
-        return str(context.parallelize([0], 1).map(look).collect()[0])
+        return str(context.parallelize([0], 1).mapPartitions(task_for(_executable, None)).collect()[0])
     except Exception:  # the executors' Python is a different version, or the session is stopped
         return str(context.pythonExec)
+
+
+def _executable(order: None, rows: Iterable[Any]) -> Iterator[str]:
+    yield sys.executable
 
 
 def wrong_python(text: str, python: str) -> str | None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.data.spark_values import collected, converter, series_of
 from sparkring.errors import DataError
+from sparkring.executor.orders import SPARK_SCHEMA
 from sparkring.runtime.packages import require
-from sparkring.wire.ticket import SPARK_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType

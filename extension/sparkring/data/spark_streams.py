@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparkring.cluster.by_value import by_value
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.session import pandas_unused
 from sparkring.data.columns import changes_with_nulls
 from sparkring.data.frames import for_arrays, serialized_schema, session_of
 from sparkring.data.micro_batches import Piece, StoredRows, as_ipc
-from sparkring.data.stage_task import COLUMNS
+from sparkring.data.stage_task import COLUMNS, Staging, stage
 from sparkring.errors import DataError
+from sparkring.executor.tasks import task_for
 from sparkring.runtime.storage import Location
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ class Stager:
         assert self._schema is not None
         folder, inline_bytes = self._folder, 0 if self._keeps else INLINE_BYTES
         where = folder.path if folder.local else folder.url
-        staging = by_value("sparkring.data", "stage_task.py")["staging"]
-        task = staging(where, folder.local, str(batch_id), inline_bytes, self._nullable())
+        task = task_for(stage, Staging(where, folder.local, str(batch_id), inline_bytes, self._nullable()))
         try:
             with pandas_unused():
                 parts = sorted(rows.mapInArrow(task, COLUMNS).collect())

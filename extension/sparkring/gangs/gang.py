@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from sparkring.errors import LaunchError, MemberLost
+from sparkring.executor.orders import Ticket
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.frameworks.base import Framework, Start
 from sparkring.gangs.execution import Execution, Request
@@ -30,7 +31,6 @@ from sparkring.history.events import Event, Failure, GpuHolder
 from sparkring.launchers.base import Launcher
 from sparkring.runtime.world import World
 from sparkring.wire import messages
-from sparkring.wire.ticket import Ticket
 
 SILENT_LIMIT_S = 30.0  # a member that sends nothing for this long counts as lost: members send a Beat every 2 s
 # A member reads the file of a timeline slowly. So wait this long for the next piece of the timeline and, after the last
@@ -85,7 +85,7 @@ class Gang:
             where = f"{launcher.bind_host}:{launcher.port}"
             raise LaunchError(f"the driver cannot listen on {where}: {error.strerror or error}. {advice}") from error
         self._started = time.monotonic()
-        launcher.start(self.size, Ticket(-1, launcher.host, port, secret.hex(), [], [], sys.prefix))
+        launcher.start(self.size, Ticket(-1, launcher.host, port, secret.hex(), sys.prefix))
 
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
         """Have `ranks` (all if empty) run `request` as soon as the gang is up; no other request may be running.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkring.errors import LaunchError
-from sparkring.wire.ticket import Ticket
+from sparkring.executor.orders import Ticket
 
 if TYPE_CHECKING:
     from sparkring.cluster.partitions import Data

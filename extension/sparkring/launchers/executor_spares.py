@@ -1,15 +1,15 @@
 """Decides which launches on Spark use the spare processes of the executors, and what these processes import.
 
 A spare process stays on its executor after the ranks that it has forked, for the next launch of this notebook.
-worker/spark_spare.py says when it can serve a launch.
+executor/spares.py says when it can serve a launch.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from typing import Any
 
+from sparkring.executor.orders import ExecutorSpareOrder
 from sparkring.launchers.base import Code
 from sparkring.launchers.spare import IDLE_S, IMPORT_S, LEAST_BYTES, wanted_by
 from sparkring.worker.member import process
@@ -23,12 +23,12 @@ class ExecutorSpares:
         self._asked = False  # whether there may be spare processes
         self._changes = False  # whether the code of the last launch changed an environment that imports depend on
 
-    def order(self, code: Code | None, environment: dict[str, str]) -> dict[str, Any] | None:
+    def order(self, code: Code | None, environment: dict[str, str]) -> ExecutorSpareOrder | None:
         """Return what tasks need to have members forked; None if they need new processes.
 
         `code` is what the ranks will run, and `environment` has the variables that the launch sets for members.
         """
-        order = {"key": self._key, "token": self._token, "modules": []}
+        order = ExecutorSpareOrder(self._key, self._token)
         if not process.LINUX or os.environ.get("SPARKRING_SPARE") == "0":
             asked, self._asked = self._asked, False
             return order if asked else None  # it makes spare processes exit
@@ -36,16 +36,14 @@ class ExecutorSpares:
         if code is None or not modules or self._changes:
             return None
         self._asked = True
-        return {
-            **order,
-            "modules": list(modules),
-            # In this order, ranks set these variables before they run the code; None stands for a deleted variable.
-            "environments": [environment, dict(code.notebook), dict(code.environment)],
-            "import_s": IMPORT_S,
-            "idle_s": IDLE_S,
-            "start_bytes": LEAST_BYTES,
-            "least_bytes": LEAST_BYTES // 2,
-        }
+        return order._replace(
+            modules=modules,
+            environments=[environment, dict(code.notebook), dict(code.environment)],
+            import_s=IMPORT_S,
+            idle_s=IDLE_S,
+            start_bytes=LEAST_BYTES,
+            least_bytes=LEAST_BYTES // 2,
+        )
 
     def note_changes(self, changes: bool) -> None:
         """Record whether the code of a launch has changed an environment on which imports depend."""

@@ -9,22 +9,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-import sparkring
 from sparkring.errors import LaunchError, MemberLost
+from sparkring.executor.boot import HERE, start
+from sparkring.executor.orders import Ticket
+from sparkring.executor.processes import kill_orphans
 from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
 from sparkring.launchers.base import ItemRoom, Launcher, LaunchRequest, Place
 from sparkring.launchers.spare import ForkedMember, Setting, SpareProcess, setting_of, spares
 from sparkring.runtime import limits
 from sparkring.runtime.world import gpu_environment, share_gpus
-from sparkring.wire.ticket import BOOT, Ticket
 from sparkring.worker.member import gpus as nvml
 from sparkring.worker.member import timeline
 from sparkring.worker.member.gpus import Gpu
-from sparkring.worker.member.process import kill_orphans
 
 
 class ThisMachine(Place):
@@ -93,9 +92,8 @@ class LocalLauncher(Launcher):
     def start(self, size: int, ticket: Ticket) -> None:
         gpus_in_use.hold(self, (gpu for own in self._gpus.own for gpu in own))
         self._environment = {**os.environ, **self._environment, **self._gpus.environment}
-        last = [str(Path(sparkring.__file__).parent.parent)]
         gpus = [tuple(gpu.address for gpu in own) for own in self._gpus.own]
-        self._waiting = [ticket._replace(member=each, last=last, gpus=gpus[each]) for each in range(size)]
+        self._waiting = [ticket._replace(member=each, gpus=gpus[each]) for each in range(size)]
         if self.code is not None:
             self._spare = spares.begin(self._setting(), self.code)
             self._begun = True
@@ -186,20 +184,9 @@ class LocalLauncher(Launcher):
             spares.end()
 
 
-def _start(environment: dict[str, str], ticket: Ticket) -> subprocess.Popen[bytes]:
-    """Start a member in a new process, and give it its ticket."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", BOOT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):  # the process died at once; problem() reports it
-        process.stdin.write(ticket.line())
-        process.stdin.flush()  # stdin stays open, because a member exits when its stdin is closed
-    return process
+def _start(environment: Mapping[str, str], ticket: Ticket) -> subprocess.Popen[bytes]:
+    """Start a member in a new process, and give it its ticket. The member exits when its stdin is closed."""
+    return start("sparkring.worker.member.member", ticket, environment, last=[HERE])
 
 
 def visible_gpus(environment: Mapping[str, str]) -> str | None:

@@ -14,19 +14,18 @@ import os
 import re
 import resource
 import select
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-import sparkring
+from sparkring.executor.boot import HERE, command
+from sparkring.executor.forks import ForkedMember, fork
+from sparkring.executor.orders import SPARE_READY, SpareOrder, Ticket, encode
 from sparkring.launchers.base import Code
-from sparkring.wire.ticket import SPARE_BOOT, SPARE_READY, SpareOrder, Ticket
 from sparkring.worker.member import gpus, process
 from sparkring.worker.rank.preloads import FRAMEWORKS
 
@@ -35,7 +34,6 @@ IMPORT_S = 60.0  # a launch waits at most this long for the imports of a spare p
 IDLE_S = 600.0  # a spare process exits when it has not been used for this long
 LEAST_BYTES = 2_000_000_000  # a spare process needs this much available memory to start, and half of that to stay
 ANSWER_S = 2.0  # a fork takes milliseconds; a spare process that has not answered after this time is given up
-UNKNOWN = 0  # stands for the exit code of a member if its spare process was killed and cannot report the code
 
 # Code that contains one of these may change the environment before it imports a framework, so it needs new processes.
 # Each pattern begins with several letters, which makes the search in large values fast.
@@ -106,61 +104,6 @@ def _packages(modules: Iterable[str]) -> set[str]:
     return {module.partition(".")[0] for module in modules}
 
 
-class ForkedMember:
-    """A member that a spare process has forked, with the part of Popen's interface that a launcher needs.
-
-    `stdin` is the writing end of the member's stdin. `ended` is a descriptor that becomes readable when the
-    member has exited; `status` is a pipe on which the spare process reports the member's exit code.
-    """
-
-    def __init__(self, pid: int, stdin: int, ended: int, status: int) -> None:
-        self.pid = pid
-        self.stdin = os.fdopen(stdin, "wb", 0)
-        self.returncode: int | None = None
-        self._ended = ended
-        self._status = status
-
-    def poll(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0.0)
-        return self.returncode
-
-    def wait(self, timeout_s: float | None = None) -> int:
-        """Return the exit code; if a signal ended the member, its number with a minus sign.
-
-        Raise TimeoutExpired after `timeout_s` seconds.
-        """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self.returncode is None:
-            self._await(self._status, deadline)
-            said = os.read(self._status, 16)
-            if not said:  # the spare process was killed, and the member may still be running
-                self._await(self._ended, deadline)
-            os.close(self._status)
-            os.close(self._ended)
-            self.returncode = int(said) if said else UNKNOWN
-        assert self.returncode is not None
-        return self.returncode
-
-    def terminate(self) -> None:
-        self._send(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: int) -> None:
-        if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._ended, number)
-
-    def _await(self, fd: int, deadline: float | None) -> None:
-        events = select.poll()
-        events.register(fd, select.POLLIN)
-        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not events.poll(None if left_s is None else left_s * 1000):
-            raise subprocess.TimeoutExpired("a forked member", left_s or 0.0)
-
-
 class SpareProcess:
     """A spare process, as the driver sees it. `is_awaited` says whether a launch is waiting for it.
 
@@ -176,7 +119,7 @@ class SpareProcess:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [wanted.setting.python, "-c", SPARE_BOOT, str(Path(sparkring.__file__).parent.parent)],
+                command(wanted.setting.python, "sparkring.worker.member.spare"),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=dict(wanted.setting.environment),
@@ -184,7 +127,8 @@ class SpareProcess:
             )
         self._channel.settimeout(ANSWER_S)
         with contextlib.suppress(OSError):  # it has already exited
-            self._channel.send(SpareOrder(wanted.modules, is_awaited, IDLE_S, LEAST_BYTES // 2).line())
+            order = SpareOrder(wanted.modules, is_awaited, IDLE_S, LEAST_BYTES // 2)
+            self._channel.send(encode(order, last=[HERE]))
 
     @property
     def pid(self) -> int:
@@ -227,22 +171,8 @@ class SpareProcess:
 
     def fork(self, ticket: Ticket) -> ForkedMember | None:
         """Have the process fork a member; return None if that fails."""
-        stdin, stdin_w = os.pipe()
-        status_r, status = os.pipe()
-        folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with self._lock:
-                socket.send_fds(self._channel, [ticket.line()], [stdin, status, folder])
-                said, fds, _, _ = socket.recv_fds(self._channel, 64, 1, socket.MSG_CMSG_CLOEXEC)
-            if said and fds:
-                return ForkedMember(int(said), stdin_w, fds[0], status_r)
-        except OSError:
-            pass  # the spare process has exited, or does not answer in time
-        finally:
-            for fd in (stdin, status, folder):
-                os.close(fd)
-        os.close(stdin_w)  # if a member was forked nevertheless, it exits now
-        os.close(status_r)
+        with self._lock, contextlib.suppress(OSError):  # it has exited, or does not answer in time
+            return fork(self._channel, encode(ticket))
         self._process.kill()  # so that the next call fails at once
         return None
 

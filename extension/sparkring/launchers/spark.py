@@ -9,7 +9,6 @@ Such a task waits for a free slot like any other task, so dynamic allocation and
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import math
 import socket
@@ -18,25 +17,27 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkring.cluster.by_value import by_value
 from sparkring.cluster.java_errors import line_with, root_cause
 from sparkring.cluster.python import (
     SET_PYTHON,
     executed_by_this_python,
     executors_python,
     lacking_package,
+    stage_of,
     wrong_python,
 )
 from sparkring.cluster.session import LOOPBACK
 from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
+from sparkring.executor.archive import archive
+from sparkring.executor.orders import MAKE_REACHABLE, PORT_SETTING, ExecutorSpareOrder, Ticket
+from sparkring.executor.tasks import Task, task_for
 from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
-from sparkring.launchers.archive import archive
 from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.launchers.executor_spares import spares as executor_spares
-from sparkring.wire.ticket import BOOT, MAKE_REACHABLE, PORT_SETTING, ROWS_END, Ticket
 from sparkring.worker.member import gpus
+from sparkring.worker.spark_task import MemberTask, run_member
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -46,6 +47,7 @@ _Answer = TypeVar("_Answer")
 
 COUNT_EVERY_S = 1.0
 CANCEL_S, CANCEL_AGAIN_S = 10.0, 0.2  # for how long, and how often, stop() cancels the stage
+
 SLOW_IMPORT_S = 5.0  # slow_after_s if a process on each executor imports frameworks for the ranks
 
 
@@ -80,7 +82,7 @@ class SparkLauncher(Launcher):
         # out which Python the executors really run.
         self._python = str(self._context.pythonExec)
         self._ended = False
-        self._spare: dict[str, Any] | None = None  # how tasks have members forked; None if they start new processes
+        self._spare: ExecutorSpareOrder | None = None  # how tasks have members forked; None if they start new processes
         self._changes = False  # whether the ranks' code has changed an environment that imports depend on
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
@@ -104,29 +106,23 @@ class SparkLauncher(Launcher):
         running.add(self._stage)
         schema = None if self._data is None else self._data.schema()
         with_nvml = gpus_per(self._context, "task") > 0
-        make: Callable[..., Callable[..., Any]] = by_value("sparkring.worker", "spark_task.py")["task_for"]
         ring = size if self._barrier else 0
-        fork: Callable[..., Any] | None = None
         if ring and schema is None and not with_nvml:
             self._spare = executor_spares.order(self.code, self._environment)
         if self._spare is not None:
-            fork = functools.partial(by_value("sparkring.worker", "spark_spare.py")["forked"], self._spare)
             self.slow_after_s = SLOW_IMPORT_S
-        task = make(
-            archive(with_nvml), BOOT, ticket._asdict(), self._environment, self._gpus, ring, schema, ROWS_END, fork
-        )
+        order = MemberTask(archive(with_nvml), ticket, self._environment, self._gpus, ring, schema, self._spare)
+        task = task_for(run_member, order)
         self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
         self._thread.start()
 
-    def _run(self, size: int, task: Callable[..., Any]) -> None:
+    def _run(self, size: int, task: Task) -> None:
         try:
             self._context.setJobGroup(self._stage.group, f"sparkring: {self._stage.title}", interruptOnCancel=True)
-            with executed_by_this_python(self._context):
-                if self._data is None:
-                    tasks = self._context.parallelize(range(size), size)
-                    stage = (tasks.barrier() if self._barrier else tasks).mapPartitions(task)
-                    stage._jrdd  # noqa: B018 - reading it makes Spark note the Python that `with` has set
-                else:
+            if self._data is None:
+                stage: Any = stage_of(self._context, size, task, barrier=self._barrier)
+            else:
+                with executed_by_this_python(self._context):
                     stage = self._data.stage(size, task)
             unreached = next((value for value in stage.collect() if isinstance(value, str)), "")
             if unreached:
@@ -196,8 +192,8 @@ class SparkLauncher(Launcher):
         if not found.total:
             return "Spark has no executors"
         if not found.busy or found.free >= self._size:
-            if self._spare is not None and self._spare["modules"]:
-                modules = " and ".join(self._spare["modules"])
+            if self._spare is not None and self._spare.modules:
+                modules = " and ".join(self._spare.modules)
                 return f"Spark is starting the tasks, and one process on each executor imports {modules} for all ranks"
             first = f"computes what `{self._data.name}` depends on, and then starts" if self._data else "is starting"
             return f"Spark {first} the tasks"

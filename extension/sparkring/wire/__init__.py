@@ -1,1 +1,1 @@
-"""The communication between driver, members and ranks: messages, the channel, and the ticket of a member."""
+"""The communication between driver, members and ranks: messages and the channel."""

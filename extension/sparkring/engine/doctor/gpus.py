@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sparkring.engine.doctor.builds import Build, HorovodBuild
+from sparkring.executor.processes import descendants
 from sparkring.history.describe import counted, first_line, size
 from sparkring.history.findings import Finding, note, ok, problem
 from sparkring.worker.member import gpus as nvml_gpus
-from sparkring.worker.member import process
 
 KERNEL_BYTES = 1 << 30  # if the notebook itself holds more of a GPU's memory than this, there is a problem
 OTHERS_BYTES = 1 << 30
@@ -95,7 +95,7 @@ def read(addresses: Iterable[str] | None = None, *, health: bool = True) -> Gpus
         for name in names:
             with contextlib.suppress(nvml.NVMLError):
                 handles[name] = nvml_gpus.handle_of(nvml, name)
-        ours = {os.getpid(): "notebook", **dict.fromkeys(process.descendants(os.getpid()), "started")}
+        ours = {os.getpid(): "notebook", **dict.fromkeys(descendants(os.getpid()), "started")}
         found = tuple(_read(nvml, address, handle, ours, health) for address, handle in handles.items())
         apart = tuple(_apart(nvml, handles)) if health else ()
         return Gpus(driver or "", None if not cuda else (cuda // 1000, cuda % 1000 // 10), found, apart)

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture.versions import MODULES, minor, package_names, versions
-from sparkring.cluster.executors import Directory, Questions, TaskReport, survey
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.python import SET_PYTHON, executors_python, wrong_python
 from sparkring.cluster.session import active_context, find_java, is_stopped, java_version, only_connect
 from sparkring.cluster.slots import Say, Slots, Stage, dynamic_allocation, running, slots
+from sparkring.cluster.survey import Directory, Questions, TaskReport, survey
 from sparkring.engine.doctor.listener import Listener
 from sparkring.engine.doctor.storage import Trial
 from sparkring.errors import LaunchError
+from sparkring.executor.orders import MAKE_REACHABLE, PORT_SETTING
 from sparkring.history.describe import counted, duration, named, span
 from sparkring.history.findings import Finding, note, ok, problem
 from sparkring.launchers.spark import driver_address
-from sparkring.wire.ticket import MAKE_REACHABLE, PORT_SETTING
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -37,6 +37,7 @@ from sparkring.engine.run.background import BackgroundRun
 from sparkring.engine.run.prepare import refuse_shared
 from sparkring.engine.run.spec import Call
 from sparkring.errors import DataError, OptionsError
+from sparkring.executor.orders import ModelOrder
 from sparkring.history import describe
 from sparkring.launchers import place_of
 from sparkring.runtime import limits
@@ -392,11 +393,11 @@ def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun
 
 def _run_of(scoring: _Scoring, packed: Any, np: int, background: bool) -> tuple[ForeachRun, list[ModelProcess]]:
     unfinished, parts = scoring.destination.unfinished, parts_of(scoring.dataset)
-    order = {"key": secrets.token_hex(8), "path": [], "environment": root_for_ranks(), "idle_s": IDLE_S}
+    order = ModelOrder(secrets.token_hex(8), secrets.token_hex(32), [], root_for_ranks(), IDLE_S)
     here = place_of(np).here
     if here:
-        order |= {"path": [os.path.abspath(entry) for entry in sys.path], "watch": os.getpid()}
-    process = order, secrets.token_bytes(32), _written(packed, unfinished / MODEL)
+        order = order._replace(path=[os.path.abspath(entry) for entry in sys.path], watch=os.getpid())
+    process = order, _written(packed, unfinished / MODEL)
     dataset, folder = replace(scoring.dataset, files=()), (unfinished / PARTS).written
     outputs, batch_size = scoring.scorer["outputs"], scoring.scorer["batch_size"]
     job = Job(dataset, scoring.used, scoring.kept, outputs, batch_size, folder, *process)

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from sparkring.capture.packing import pack_call
-from sparkring.cluster.by_value import by_value
 from sparkring.cluster.session import pandas_unused
 from sparkring.cluster.slots import gpus_per
 from sparkring.data.frames import serialized_schema
 from sparkring.errors import DataError, OptionsError
-from sparkring.launchers.archive import archive
+from sparkring.executor.archive import archive
+from sparkring.executor.orders import ModelOrder
+from sparkring.executor.tasks import task_for
 from sparkring.runtime.packages import require
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.worker.member import gpus
 from sparkring.worker.model.outputs import Output
 from sparkring.worker.model.scorer import Scorer
+from sparkring.worker.model.task import Scoring, score
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,21 +64,20 @@ def scoring_udf(
     model = context.broadcast(packed_scorer(settings, with_nvml=gpus_per(context, "task") > 0))
     threads = context.getConf().get(f"spark.executorEnv.{_THREADS}")
     here = context.master.startswith("local")
-    order = {
-        "key": secrets.token_hex(8),
-        "path": [os.path.abspath(entry) for entry in sys.path] if here else [],
-        "spread_over": gpus.visible() if here else [],
-        "environment": {**root_for_ranks(), **({_THREADS: threads} if threads else {})},
-        "idle_s": idle_s,
-        "report": report,
-        "follows": follows,
-    }
-    task = by_value("sparkring.worker.model", "task.py")["scorer_for"]
-    score = task(order, secrets.token_bytes(32), model, types, settings["batch_size"])
+    process = ModelOrder(
+        key=secrets.token_hex(8),
+        token=secrets.token_hex(32),
+        path=[os.path.abspath(entry) for entry in sys.path] if here else [],
+        environment={**root_for_ranks(), **({_THREADS: threads} if threads else {})},
+        idle_s=idle_s,
+        report=report,
+        follows=follows,
+    )
+    task = task_for(score, Scoring(process, model, types, settings["batch_size"], gpus.visible() if here else []))
     # From these annotations, Spark learns that the function takes an iterator of batches.
-    score.__annotations__ = {"batches": Iterator[pandas.Series], "return": Iterator[pandas.Series]}
+    task.__annotations__ = {"rows": Iterator[pandas.Series], "return": Iterator[pandas.Series]}
     with pandas_unused():
-        udf = pandas_udf(score, kind)
+        udf = pandas_udf(task, kind)
     # Spark may evaluate a deterministic UDF twice, once for a filter and once for the column. The second prediction of
     # a row could then be that of a newer checkpoint.
     return udf.asNondeterministic() if follows else udf

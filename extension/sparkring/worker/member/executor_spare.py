@@ -4,7 +4,7 @@
     task ──┼──────────▶ socket ── fork ──────┼─▶ member ─▶ rank
                                              └─▶ …
 
-worker/spark_spare.py starts this process, and asks it for members. The process exits at once if the executor has
+executor/spares.py starts this process, and asks it for members. The process exits at once if the executor has
 exited, and after its members if a task has another setting, if it has not been used for a while, or if memory runs
 short. If it is killed, its members go on: they watch the processes of their tasks.
 """
@@ -22,6 +22,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple, NoReturn
 
+from sparkring.executor.orders import ExecutorSpareOrder, decode
 from sparkring.worker.member import member, process, spare
 
 ANSWER_S = 2.0  # a task that does not send its request within this time gets no member
@@ -35,25 +36,26 @@ class _Asked(NamedTuple):
     task: int
 
 
-def main(order: dict[str, Any]) -> NoReturn:
+def main(order: ExecutorSpareOrder) -> NoReturn:
     """Run a spare process until it exits. In each process that it forks, run a member.
 
-    worker/spark_spare.py makes the `order`. Its `lock` stays locked until the process can fork members or has exited.
+    The order's `lock` stays locked until the process can fork members or has exited.
     """
     try:
-        signal.alarm(int(order["import_s"]))  # ends this process if an import hangs
-        executor = os.pidfd_open(order["watch"])
-        folder = os.open(order["folder"], os.O_PATH | os.O_CLOEXEC)
+        os.setsid()
+        signal.alarm(int(order.import_s))  # ends this process if an import hangs
+        executor = os.pidfd_open(order.watch)
+        folder = os.open(order.folder, os.O_PATH | os.O_CLOEXEC)
         path = f"/proc/self/fd/{folder}/socket"  # the folder's own path may be too long for a socket
-        if process.available_bytes() < order["start_bytes"]:
+        if process.available_bytes() < order.start_bytes:
             os._exit(1)
         try:
-            may_fork = spare.prepare(order["modules"], in_background=False)
+            may_fork = spare.prepare(order.modules, in_background=False)
         except Exception:  # a module cannot be imported; the ranks will say so
             may_fork = False
         if not may_fork:
-            with open(os.path.join(order["folder"], REFUSED), "w") as file:
-                file.write(order["setting"])
+            with open(os.path.join(order.folder, REFUSED), "w") as file:
+                file.write(order.setting)
             os._exit(1)
         signal.alarm(0)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -61,7 +63,7 @@ def main(order: dict[str, Any]) -> NoReturn:
             os.unlink(path)  # left by a process that was killed
         listener.bind(path)
         listener.listen(128)
-        os.close(order["lock"])
+        os.close(order.lock)
         asked = _serve(listener, path, executor, order)
         os.close(folder)
         os.close(executor)
@@ -72,7 +74,7 @@ def main(order: dict[str, Any]) -> NoReturn:
     raise AssertionError("main() of a member exits the process")
 
 
-def _serve(listener: socket.socket, path: str, executor: int, order: dict[str, Any]) -> _Asked:
+def _serve(listener: socket.socket, path: str, executor: int, order: ExecutorSpareOrder) -> _Asked:
     """Fork a process for each task that asks for a member. Return only in the forked processes."""
     children: dict[int, spare.Forked] = {}  # the keys are pidfds, which become readable when the process has exited
     used, serving = time.monotonic(), True
@@ -90,18 +92,18 @@ def _serve(listener: socket.socket, path: str, executor: int, order: dict[str, A
             with contextlib.suppress(OSError, EOFError, ValueError, AuthenticationError):
                 accepted, _ = listener.accept()
                 with accepted:
-                    wanted = _wanted(accepted, order)
-                    if wanted is None:  # the task may start another spare process as soon as `accepted` is closed
+                    task = _task(accepted, order)
+                    if task is None:  # the task may start another spare process as soon as `accepted` is closed
                         serving = False
                         _stop_listening(listener, path)
                         continue
-                    asked = _fork(accepted, children, wanted)
+                    asked = _fork(accepted, children, task)
                 if asked is not None:
                     listener.close()
                     return asked
         unused_s = time.monotonic() - used
-        is_short = not children and process.available_bytes() < order["least_bytes"]
-        if serving and not children and (unused_s > order["idle_s"] or is_short):
+        is_short = not children and process.available_bytes() < order.least_bytes
+        if serving and not children and (unused_s > order.idle_s or is_short):
             serving = False
             _stop_listening(listener, path)
     os._exit(0)
@@ -113,23 +115,26 @@ def _stop_listening(listener: socket.socket, path: str) -> None:
     listener.close()
 
 
-def _wanted(accepted: socket.socket, order: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a task's request; None if the task has another setting, so that this process is no longer needed."""
+def _task(accepted: socket.socket, order: ExecutorSpareOrder) -> int | None:
+    """Return the process id of a task that asks for a member.
+
+    Return None if the task has another setting, so that this process is no longer needed.
+    """
     seconds = int(ANSWER_S).to_bytes(8, "little") + bytes(8)  # a struct timeval
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         accepted.setsockopt(socket.SOL_SOCKET, option, seconds)
     connection: Any = Connection(os.dup(accepted.fileno()))
     with connection:
-        token = bytes.fromhex(order["token"])
+        token = bytes.fromhex(order.token)
         deliver_challenge(connection, token)
         answer_challenge(connection, token)
-        wanted: dict[str, Any] = json.loads(connection.recv_bytes())
-    return wanted if wanted["setting"] == order["setting"] else None
+        request = json.loads(connection.recv_bytes())
+    return int(request["task"]) if request["setting"] == order.setting else None
 
 
-def _fork(accepted: socket.socket, children: dict[int, spare.Forked], wanted: dict[str, Any]) -> _Asked | None:
+def _fork(accepted: socket.socket, children: dict[int, spare.Forked], task: int) -> _Asked | None:
     """Fork a process, and send the task its id and a pidfd. In the forked process, return what it needs."""
-    _, fds, _, _ = socket.recv_fds(accepted, 1, 3, socket.MSG_CMSG_CLOEXEC)
+    line, fds, _, _ = socket.recv_fds(accepted, 1 << 16, 3, socket.MSG_CMSG_CLOEXEC)
     stdin, status, folder = fds
     pid = os.fork()
     if not pid:
@@ -140,7 +145,7 @@ def _fork(accepted: socket.socket, children: dict[int, spare.Forked], wanted: di
             os.close(status)
         except OSError:  # this process must not go on as a second spare process
             os._exit(1)
-        return _Asked(spare.Start(wanted["ticket"], stdin, folder), wanted["task"])
+        return _Asked(spare.Start(decode(line), stdin, folder), task)
     ended = os.pidfd_open(pid)
     children[ended] = spare.Forked(pid, status)
     os.close(stdin)

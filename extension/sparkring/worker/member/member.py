@@ -26,12 +26,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, get_args
+from typing import NamedTuple, NoReturn, get_args
 
+from sparkring.executor.orders import UNREACHED, Ticket
 from sparkring.runtime.world import World
 from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError, dial, pair
-from sparkring.wire.ticket import UNREACHED, Ticket
 from sparkring.worker.member import process, streams, usage
 from sparkring.worker.member.gpus import Meter, resolved
 from sparkring.worker.member.network import free_port, interface_of
@@ -474,12 +474,12 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
     sys.exit(leave(Rank(theirs, stack_w, ticket.context, ticket.rows).serve()))
 
 
-def main(found: dict[str, Any], driver: int | None = None) -> None:
-    """Run a member, and then exit this process. `found` contains the fields of the Ticket from the launcher.
+def main(ticket: Ticket, driver: int | None = None) -> None:
+    """Run a member, and then exit this process.
 
     The member stops early if its parent exits or, if a spare process has forked it, if the process `driver` exits.
     """
-    ticket, parent = Ticket(**found), os.getppid()
+    parent = os.getppid()
     process.adopt_orphans()
     rank = _fork_rank(ticket)  # first, so that the rank imports its modules while this process connects
     code = UNREACHED

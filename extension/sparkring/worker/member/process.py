@@ -16,13 +16,14 @@ import sys
 import time
 from typing import Literal, NamedTuple
 
+from sparkring.executor.processes import descendants, stat_of
 from sparkring.runtime import limits
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_LIMIT_S = 2.0
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LINUX = sys.platform.startswith("linux")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def _prctl(option: int, value: int) -> None:
@@ -44,30 +45,6 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def descendants(root: int) -> list[int]:
-    """Return the ids of the live descendants of process `root`; an empty list on a system without /proc."""
-    children: dict[int, list[int]] = {}
-    ended: set[int] = set()
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-    for pid in pids:
-        if stat := _stat(pid):
-            children.setdefault(int(stat[1]), []).append(pid)
-            # A zombie is not returned, but its children are: a process becomes a zombie when its main thread ends, and
-            # keeps its children as long as another of its threads is running.
-            if stat[0] in "ZX":
-                ended.add(pid)
-    found: list[int] = []
-    queue = [root]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
-    return [pid for pid in found if pid not in ended]
-
-
 def family(root: int) -> list[int]:
     """Return the descendants of `root`: like descendants(), but faster if the kernel lists the children of threads.
 
@@ -86,7 +63,7 @@ def family(root: int) -> list[int]:
 
 def state(pid: int) -> str:
     """Describe the state of a process in words. For a rare state, return the kernel's letter."""
-    stat = _stat(pid)
+    stat = stat_of(pid)
     if not stat:
         return "gone"
     words = {"R": "running", "S": "waiting", "D": "waiting for a device", "T": "frozen (SIGSTOP)"}
@@ -117,22 +94,6 @@ def kill_family(rank_pid: int) -> None:
             except OSError:
                 pass  # the process has already exited, or belongs to another user (sudo)
         time.sleep(0.002)
-
-
-def kill_orphans(member: int) -> None:
-    """Kill what a killed or unresponsive member has left: its descendants and the processes of its session.
-
-    If the member has exited, only processes that have called setsid() are not found.
-    """
-    found = descendants(member)
-    for name in os.listdir("/proc") if LINUX else []:
-        if name.isdigit() and (stat := _stat(int(name))) and int(stat[3]) == member != int(name):
-            found.append(int(name))
-    for pid in found:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass  # the process has already exited, or belongs to another user (sudo)
 
 
 def reap_all() -> None:
@@ -187,7 +148,7 @@ def inherited_bytes() -> int:
 
 def cpu_seconds(pid: int) -> float:
     """Return how much CPU time a process and its exited children have used."""
-    stat = _stat(pid)
+    stat = stat_of(pid)
     return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
 
 
@@ -281,15 +242,3 @@ def _numbers(path: str) -> dict[str, int]:
     except OSError:
         return {}
     return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the process's state on.
-
-    The command's name comes before them, in parentheses. This name may itself contain spaces and parentheses.
-    """
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return []

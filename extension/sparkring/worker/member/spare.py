@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import random
 import select
@@ -20,9 +19,9 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sparkring.wire.ticket import SPARE_READY, SpareOrder
+from sparkring.executor.orders import SPARE_READY, SpareOrder, Ticket, decode
 from sparkring.worker.member import member, process, streams
 from sparkring.worker.rank import preloads
 
@@ -42,12 +41,12 @@ class Forked(NamedTuple):
 class Start(NamedTuple):
     """What a forked process needs to become a member: a ticket, and descriptors of its stdin and working folder."""
 
-    ticket: dict[str, Any]
+    ticket: Ticket
     stdin: int
     folder: int
 
 
-def main() -> None:
+def main(order: SpareOrder) -> None:
     """Run a spare process until it exits. In each process that it forks, run a member.
 
     File descriptor 0 is the socket that connects the spare process to the driver.
@@ -55,7 +54,6 @@ def main() -> None:
     try:
         channel = socket.socket(fileno=os.dup(0))
         driver = os.getppid()
-        order = SpareOrder(**json.loads(channel.recv(1 << 16)))
         if not prepare(order.modules, in_background=not order.is_awaited):
             os._exit(1)
         channel.send(SPARE_READY + " ".join(preloads.imported()).encode())
@@ -159,7 +157,7 @@ def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
                     os.close(other)
                     os.close(forked.status)
                 os.close(status)
-                return Start(json.loads(line), stdin, folder)
+                return Start(decode(line), stdin, folder)
             ended = os.pidfd_open(pid)
             children[ended] = Forked(pid, status)
             os.close(stdin)

@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from sparkring.data.folders import storage_errors
 from sparkring.data.plan import RowRange
 from sparkring.data.reader import READ_BYTES, Ahead, windows
 from sparkring.errors import DataError
+from sparkring.executor.orders import ModelOrder
 from sparkring.history import describe
 from sparkring.runtime import report
 from sparkring.runtime.storage import locate
@@ -130,8 +131,8 @@ class ModelProcess(Process):
     On the notebook's machine, the notebook starts and ends the process. Elsewhere, a rank does.
     """
 
-    def __init__(self, order: Mapping[str, Any], token: bytes, model: Model, gpus: Sequence[str] = ()) -> None:
-        super().__init__(dict(order), token, gpus)
+    def __init__(self, order: ModelOrder, model: Model, gpus: Sequence[str] = ()) -> None:
+        super().__init__(order, gpus)
         self._model = model
         self._part: Part | None = None
 
@@ -232,8 +233,7 @@ class Job:
     outputs: tuple[Output, ...]
     batch_size: int
     folder: str
-    order: Mapping[str, Any]
-    token: bytes
+    order: ModelOrder
     model: Model
 
     def __sparkring_content__(self) -> tuple[Any, ...]:
@@ -241,8 +241,7 @@ class Job:
 
     def __call__(self, part: Part) -> Written:
         began = time.monotonic()
-        new = ModelProcess(self.order, self.token, self.model, world().gpus)
-        connection = _connections.setdefault(self.order["key"], new)
+        connection = _connections.setdefault(self.order.key, ModelProcess(self.order, self.model, world().gpus))
         connection.begin(part)
         # The name is random because a lost process may still be writing its file for this part.
         name = f"part-{part.number:05d}-{secrets.token_hex(4)}.parquet"

@@ -18,6 +18,7 @@ import fcntl
 import gc
 import json
 import os
+import pickle
 import select
 import shutil
 import signal
@@ -26,7 +27,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -36,6 +37,7 @@ import pyarrow as pa
 
 from sparkring.capture.packing import unpack_call
 from sparkring.errors import DataError
+from sparkring.executor.orders import ModelOrder
 from sparkring.worker.model.reporter import Reporter, Task
 from sparkring.worker.model.scorer import RowsError, told
 
@@ -113,11 +115,11 @@ class _Server:
         connection.send_bytes(sink.getvalue())
 
 
-def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
-    """Load the model, and serve until the process must exit. worker/model/task.py makes the `order`."""
+def main(order: ModelOrder) -> NoReturn:
+    """Load the model, and serve until the process must exit."""
     code = 0
     try:
-        _serve(order, parts)
+        _serve(order)
         _ignore_signals()
     except _Ended:
         pass
@@ -125,12 +127,12 @@ def main(order: dict[str, Any], parts: Sequence[bytearray]) -> NoReturn:
         traceback.print_exc()
         code = 1
     if not code:  # otherwise, the task needs the log in the folder
-        shutil.rmtree(order["folder"], ignore_errors=True)
+        shutil.rmtree(order.folder, ignore_errors=True)
     sys.stderr.flush()
     os._exit(code)  # threads of the model's framework must not delay the exit
 
 
-def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
+def _serve(order: ModelOrder) -> None:
     """Load the model, and serve until the process is no longer needed.
 
     If no task has used the process for a while, this returns with the folder locked, so that no task can start another
@@ -139,19 +141,20 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the notebook is for its kernel
     for number in _SIGNALS:
         signal.signal(number, _end)
-    folder, lock = order["folder"], order["lock"]
+    folder, lock = order.folder, order.lock
     _set_malloc(_ARENA_MAX, 1)  # threads then share the memory that is kept
     _remove_dead(folder)
-    follows = order.get("follows", False)
-    reporter = Reporter(order.get("report"), of_stream=order.get("of_stream", False), follows=follows)
+    follows = order.follows
+    reporter = Reporter(order.report, of_stream=order.of_stream, follows=follows)
+    with open(order.model, "rb") as file:
+        payload, *buffers = pickle.load(file)[1:]  # the first item is sparkring's archive
     scorer: Any = None
     problem, settings, began = "", dict[str, Any](), time.monotonic()
     try:
-        payload, *buffers = parts
         function, settings = unpack_call(payload, buffers)
         scorer = function(**settings)
     except Exception as error:  # loading a model runs the user's code
-        place = ", GPU ".join((socket.gethostname(), *order["gpus"]))
+        place = ", GPU ".join((socket.gethostname(), *order.gpus))
         problem = f"the model could not be loaded on {place}: {told(error)}"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, "model"))  # a copy that a task has made for this process
@@ -163,11 +166,11 @@ def _serve(order: dict[str, Any], parts: Sequence[bytearray]) -> None:
     listener.bind(os.path.join(folder, "socket"))
     listener.listen(128)
     fcntl.flock(lock, fcntl.LOCK_UN)
-    server = _Server(scorer, problem, bytes.fromhex(order["token"]), folder, reporter)
+    server = _Server(scorer, problem, bytes.fromhex(order.token), folder, reporter)
     if follows and not problem:
         settings["model"].follow(scorer.use, reporter)
-    idle_s = min(order["idle_s"], _PROBLEM_S) if problem else order["idle_s"]
-    while _is_alive(order["watch"]):
+    idle_s = min(order.idle_s, _PROBLEM_S) if problem else order.idle_s
+    while _is_alive(order.watch):
         if select.select([listener], [], [], _LOOK_EVERY_S)[0]:
             server.accept(listener)
             continue

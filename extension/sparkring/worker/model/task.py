@@ -1,7 +1,7 @@
 """Scores the rows of a Spark task: sends them to a model process on this machine, and returns its answers.
 
-Executors need not have sparkring: the driver compiles this file's text and pickles its functions by value. So this file
-uses only the standard library and the packages that pandas UDFs need: NumPy, pandas, pyarrow and pyspark.
+This module is sent to executors by value. It uses only the standard library, the package `executor`, and the packages
+that pandas UDFs need: NumPy, pandas, pyarrow and pyspark.
 
 A machine has one model process. If tasks have GPUs, it has one for each GPU, and tasks with the same GPU share it.
 Each model process has a folder that only this user can enter:
@@ -25,30 +25,19 @@ import hashlib
 import json
 import os
 import pickle
+import pickletools
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-# The program of the model process. The task starts a process that forks the model process and exits at once, so the
-# task need not wait for it. The order comes on stdin, because other processes could read the token in argv or the
-# environment.
-_BOOT = (
-    "import sys; sys.path[:] = [p for p in sys.path if p]; import json, os, pickle; "
-    "order = json.loads(sys.stdin.buffer.readline()); "
-    "file = os.open(os.path.join(order['folder'], 'pid'), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600); "
-    "pid = os.fork(); pid and os.write(file, str(pid).encode()) and os._exit(0); os.close(file); "
-    "file = open(order['model'], 'rb'); archive, *parts = pickle.load(file); file.close(); "
-    "path = os.path.join(order['folder'], 'sparkring.zip'); "
-    "file = open(path, 'wb'); file.write(archive); file.close(); "
-    "sys.path[:0] = [path]; sys.path += [p for p in order['path'] if p not in sys.path]; del archive, file; "
-    "from sparkring.runtime.limits import cores; threads = 'OMP_NUM_THREADS'; "
-    "os.environ[threads] = os.environ[threads] or str(cores()); "
-    "from sparkring.worker.model.server import main; main(order, parts)"
-)
+from sparkring.executor.archive import unpacked
+from sparkring.executor.boot import start_detached
+from sparkring.executor.orders import ModelOrder, changed
+from sparkring.runtime.limits import cores
+
 # The keys under which the metadata of a request says which task, or which streaming query, has sent it.
 TASK, STREAM = b"sparkring.task", b"sparkring.stream"
 _ATTEMPTS = 3  # if the model process exits this many times during a request, the request's rows count as the cause
@@ -60,31 +49,33 @@ class _Ended(Exception):
     """The model process exited before it answered."""
 
 
-def scorer_for(
-    order: dict[str, Any], token: bytes, model: Any, types: bytes | None, batch_size: int
-) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return the function that Spark calls with an iterator of the batches of a partition: a pandas iterator UDF.
+class Scoring(NamedTuple):
+    """How the rows of a task are scored. Tasks without a GPU of their own are spread over the GPUs in `spread_over`.
 
-    `order` says how to start the model process, and which folder it has. Tasks to which Spark gives no GPU are spread
-    over the GPUs in the order's `spread_over`. `model` is a broadcast variable with sparkring's archive and the packed
-    model. `types` is the Arrow schema of the columns, serialized; if it is None, the types are inferred from the
-    values.
+    `model` is a broadcast variable with sparkring's archive and the packed model. `types` is the Arrow schema of the
+    columns, serialized; if it is None, the types are inferred from the values.
     """
 
-    def score(batches: Iterable[Any]) -> Iterator[Any]:
-        import pyarrow
+    process: ModelOrder
+    model: Any
+    types: bytes | None
+    batch_size: int
+    spread_over: Sequence[str]
 
-        schema = None if types is None else pyarrow.ipc.read_schema(pyarrow.py_buffer(types))
-        process = _OfPartition(order, token, model)
-        try:
-            for request in _requests(batches, schema, batch_size):
-                yield _as_pandas(process.ask(request))
-            process.finish()
-        finally:
-            process.close()
-            _forget_zip_files()
 
-    return score
+def score(order: Scoring, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the predictions for the batches of a partition, as a pandas iterator UDF."""
+    import pyarrow
+
+    schema = None if order.types is None else pyarrow.ipc.read_schema(pyarrow.py_buffer(order.types))
+    process = _OfPartition(order)
+    try:
+        for request in _requests(batches, schema, order.batch_size):
+            yield _as_pandas(process.ask(request))
+        process.finish()
+    finally:
+        process.close()
+        _forget_zip_files()
 
 
 def _forget_zip_files() -> None:
@@ -266,9 +257,9 @@ class Process:
     A subclass says where the model is, and how errors name the rows.
     """
 
-    def __init__(self, order: dict[str, Any], token: bytes, gpus: Sequence[str] = ()) -> None:
-        self._order, self._token, self._gpus = order, token, sorted(gpus)
-        name = f"sparkring-model-{order['key']}"
+    def __init__(self, order: ModelOrder, gpus: Sequence[str] = ()) -> None:
+        self._order, self._gpus = order, sorted(gpus)
+        name = f"sparkring-model-{order.key}"
         if gpus:  # addresses may be long, and may have characters that file names cannot have
             name += f"-{hashlib.sha256(','.join(self._gpus).encode()).hexdigest()[:8]}"
         self._folder = os.path.join(_temporary(), name)
@@ -361,7 +352,7 @@ class Process:
         from multiprocessing.connection import Client
 
         _check_private(self._folder)
-        return Client(os.path.join(self._folder, "socket"), "AF_UNIX", authkey=self._token)
+        return Client(os.path.join(self._folder, "socket"), "AF_UNIX", authkey=bytes.fromhex(self._order.token))
 
     def _locked(self) -> int:
         """Wait until no process is starting or exiting in the folder, and lock it. Return the open file of the lock."""
@@ -393,23 +384,25 @@ class Process:
     def _start(self, lock: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self._folder, "socket"))  # left by a process that was killed
-        order = {**self._order, "model": self._model_file(), "folder": self._folder, "lock": lock}
-        order["token"] = self._token.hex()
-        order["gpus"] = self._gpus
-        order["path"] = [*sys.path, *self._order["path"]]
-        # The parent of a task's process is Spark's daemon, which lives as long as the executor.
-        order.setdefault("watch", os.getppid())
+        path = self._model_file()
+        order = changed(self._order, model=path, folder=self._folder, lock=lock, gpus=self._gpus)
+        with open(path, "rb") as file:  # without unpickling the model, read the first item of the tuple
+            archive = next(value for _, value, _ in pickletools.genops(file) if isinstance(value, bytes))
         with open(os.path.join(self._folder, "log"), "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **_threads(), **_visible(self._gpus), **self._order["environment"]},
-                pass_fds=[lock],
+            pid = start_detached(
+                "sparkring.worker.model.server",
+                # The parent of a task's process is Spark's daemon, which lives as long as the executor.
+                order if order.watch else changed(order, watch=os.getppid()),
+                {**os.environ, **_threads(), **_visible(self._gpus), **order.environment},
+                log,
+                first=[unpacked(archive, self._folder)],
+                last=[*sys.path, *order.path],
+                passed=[lock],
             )
-        # If this fails, _connected() notices the failure when it has the lock again.
-        process.communicate(json.dumps(order).encode() + b"\n")
+        # If this has failed, _connected() notices the failure when it has the lock again.
+        if pid:
+            with open(os.path.join(self._folder, "pid"), "w") as file:
+                file.write(str(pid))
 
     def _output(self) -> str:
         with contextlib.suppress(OSError), open(os.path.join(self._folder, "log"), "rb") as log:
@@ -420,18 +413,18 @@ class Process:
 class _OfPartition(Process):
     """The connection of a Spark task, which scores the rows of a partition."""
 
-    def __init__(self, order: dict[str, Any], token: bytes, model: Any) -> None:
+    def __init__(self, order: Scoring) -> None:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         self._partition = context.partitionId() if context is not None else 0
-        super().__init__(order, token, _gpus_of(context, order["spread_over"]))
-        self._model = model
+        super().__init__(order.process, _gpus_of(context, order.spread_over))
+        self._model = order.model
         if context is not None:
             query = context.getLocalProperty("spark.sql.execution.id") or ""
             place = [context.taskAttemptId(), query, context.stageId(), self._partition]
             if stream := context.getLocalProperty("sql.streaming.queryId"):  # each micro-batch would have a record
-                self._order = {**order, "of_stream": True}
+                self._order = changed(self._order, of_stream=True)
                 self._about = {STREAM: stream.encode()}
             else:
                 self._about = {TASK: json.dumps(place).encode()}
@@ -475,10 +468,9 @@ def _temporary() -> str:
 def _threads() -> dict[str, str]:
     """Return settings that let the model process use all cores, instead of the number that Spark sets for a task.
 
-    The process replaces the empty value. Its threads sleep while they wait for work, because the tasks need the cores
-    then.
+    Its threads sleep while they wait for work, because the tasks need the cores then.
     """
-    return {"OMP_NUM_THREADS": "", "OMP_WAIT_POLICY": "PASSIVE"}
+    return {"OMP_NUM_THREADS": str(cores()), "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def _check_private(folder: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sparkring.data.spark_frames import Values
 from sparkring.errors import DataError
-from sparkring.wire.ticket import ROWS_END
+from sparkring.executor.orders import ROWS_END
 
 
 def names(rows: int) -> dict[str, Any]:

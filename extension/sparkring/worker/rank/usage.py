@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sparkring.executor.processes import descendants
 from sparkring.runtime import limits, report
 from sparkring.wire.messages import ItemMeasured, Run
 from sparkring.worker.member import gpus, process
@@ -35,7 +36,7 @@ def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
     with memory, imports:
         value = work.compute(item)
     used = _spent().less(began).less(imports.spent).less(memory.spent)
-    children_s = sum(map(process.cpu_seconds, process.descendants(os.getpid())))  # of children that are still running
+    children_s = sum(map(process.cpu_seconds, descendants(os.getpid())))  # of children that are still running
     model = max(map(_measured_model, [value, *namespace.values()]))  # the model with the most parameters
     batch_size = namespace.get("batch_size")
     report.tell(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import py_compile
 import tempfile
 import zipfile
@@ -38,3 +39,11 @@ def archive(with_nvml: bool) -> bytes:
             py_compile.compile(str(path), compiled, dfile=str(name), doraise=True, invalidation_mode=unchecked)
             written.write(compiled, f"{name}c")
     return buffer.getvalue()
+
+
+def unpacked(archive: bytes, folder: str) -> str:
+    """Write an archive of sparkring to a folder. Return its path, which a process needs among the `first`."""
+    path = os.path.join(folder, "sparkring.zip")
+    with open(path, "wb") as file:
+        file.write(archive)
+    return path

@@ -1,0 +1,37 @@
+"""Makes the functions that Spark's tasks call, on executors that need not have sparkring."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from sparkring.executor.orders import sent
+
+Task = Callable[[Iterable[Any]], Iterator[Any]]
+_Order = TypeVar("_Order")
+
+# The modules whose functions and classes are sent by value, in addition to the module of the task's function.
+_BY_VALUE = ("sparkring.executor", "sparkring.runtime.limits")
+
+
+def task_for(function: Callable[[_Order, Iterable[Any]], Iterator[Any]], order: _Order) -> Task:
+    """Return the function of a task, which calls function(order, rows) with the rows of the task's partition.
+
+    `order` is a NamedTuple; the task gets a namespace with the same attributes. The code is sent by value, even if an
+    executor has sparkring, because it may have another version. So a task can use only the standard library, packages
+    that all executors have, constants, what is in the module of `function`, and what is in the modules above. The rows
+    that a task returns must be of other classes.
+    """
+    from pyspark import cloudpickle
+
+    for name in (*_BY_VALUE, function.__module__):
+        cloudpickle.register_pickle_by_value(importlib.import_module(name))
+
+    fields = sent(order)
+
+    def task(rows: Iterable[Any]) -> Iterator[Any]:
+        return function(fields, rows)
+
+    task.__name__ = function.__name__  # Spark shows this name
+    return task
