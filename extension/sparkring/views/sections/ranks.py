@@ -68,7 +68,7 @@ def described(record: RunRecord, lags: Sequence[Lag]) -> dict[str, Any]:
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}
     first, places, paces = metrics.first_epoch(record), progress.places(record), progress.paces(record)
-    found = [places.get(rank.rank) for rank in record.ranks]
+    reports = [places.get(rank.rank) for rank in record.ranks]
     pace = [paces.get(rank.rank, Pace()) for rank in record.ranks]
     return {
         "state": "".join(letter(record, rank) for rank in record.ranks),
@@ -77,8 +77,8 @@ def described(record: RunRecord, lags: Sequence[Lag]) -> dict[str, Any]:
         "pid": [rank.pid for rank in record.ranks],
         "heard": [round(rank.last_heard, 1) for rank in record.ranks],
         "lines": [rank.line_count for rank in record.ranks],
-        "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in found],
-        "step": [each.step if each and not each.ends_epoch else None for each in found],
+        "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in reports],
+        "step": [each.step if each and not each.ends_epoch else None for each in reports],
         "done": [None if each.fraction is None or record.stream else round(each.fraction, 6) for each in pace],
         "rate": [None if each.rate is None else float(f"{each.rate:.2g}") for each in pace],
         "behind": {lag.rank: lag.steps for lag in lags},

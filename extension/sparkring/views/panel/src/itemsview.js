@@ -7,7 +7,7 @@ import { ITEM_COLUMNS, RIGHT } from "./constants.js";
 import { value } from "./items.js";
 import { LogView } from "./log.js";
 import { itemCharts } from "./series.js";
-import { writer } from "./words.js";
+import { count, writer } from "./words.js";
 
 const ROW = 20; // px, as in panel.css
 const GAP = 12; // px, as in panel.css
@@ -123,7 +123,7 @@ export class ItemsView {
     const columns = this.items.columns(), rows = this.items.shown(now);
     this.drawHead(columns);
     const known = this.items.rows.size;
-    put(this.count, rows.length < known ? `${rows.length.toLocaleString("en")} of ${known.toLocaleString("en")}` : "");
+    put(this.count, rows.length < known ? `${count(rows.length)} of ${count(known)}` : "");
     this.box.setAttribute("aria-rowcount", String(rows.length + 1));
     this.visible.style.height = `${rows.length * ROW}px`;
     this.panel.root.style.setProperty("--sr-items", `${(known + 1) * ROW}px`); // used when the run is over

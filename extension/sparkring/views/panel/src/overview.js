@@ -3,6 +3,7 @@
 import { ChartsView } from "./charts.js";
 import { make, put } from "./elements.js";
 import { LogView } from "./log.js";
+import { counted } from "./words.js";
 
 // px: charts are higher than LEAST_ROOM; in a narrow panel, the lines below the charts need BELOW (see panel.css)
 const LEAST_ROOM = 100, BELOW = 120;
@@ -42,8 +43,7 @@ export class Overview {
 // Say in one sentence that nothing has been printed, and how many reports there are.
 function sentence(state, drawn) {
   const reports = state?.reports ?? 0, over = state?.ended > 0;
-  const told = `${reports.toLocaleString("en")} ${reports === 1 ? "report" : "reports"}`;
-  if (reports) return `${over ? "Nothing was printed" : "Nothing printed yet"}; ${told}${drawn ? " in the charts" : ""}.`;
+  if (reports) return `${over ? "Nothing was printed" : "Nothing printed yet"}; ${counted(reports, "report")}${drawn ? " in the charts" : ""}.`;
   if (over) return "The ranks printed nothing.";
   return state?.state === "running" ? "The ranks have not printed anything yet." : "The ranks are starting.";
 }

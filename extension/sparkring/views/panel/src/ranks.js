@@ -153,7 +153,10 @@ export class RankView {
   // Sort the lanes by rank, or by progress, with the least progress first.
   arrange(ranks, count, many) {
     const order = [...Array(count).keys()];
-    if (this.sorted && !many) order.sort((a, b) => (ranks.done[a] ?? 2) - (ranks.done[b] ?? 2) || (ranks.step[a] ?? 0) - (ranks.step[b] ?? 0) || a - b);
+    // A rank that has ended an epoch has no step in it.
+    const apart = ({ done, epoch, step }, a, b) => (done[a] ?? 2) - (done[b] ?? 2) || (epoch[a] ?? 0) - (epoch[b] ?? 0)
+      || (step[a] ?? Infinity) - (step[b] ?? Infinity) || a - b;
+    if (this.sorted && !many) order.sort((a, b) => apart(ranks, a, b));
     if (this.order?.length === count && order.every((rank, at) => rank === this.order[at])) return;
     this.order = order;
     order.forEach((rank, at) => { this.tiles[rank].style.order = at; });

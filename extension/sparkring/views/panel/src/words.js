@@ -52,9 +52,14 @@ export function ago(seconds) {
 
 // Return the time since the start of a run as it is shown beside pictures: 1:02, 1:01:02.
 export function clock(seconds) {
-  const whole = Math.max(0, Math.floor(seconds));
-  const minutes = `${Math.floor(whole / 60) % 60}`;
-  return whole < 3600 ? `${minutes}:${two(whole % 60)}` : `${Math.floor(whole / 3600)}:${minutes.padStart(2, "0")}:${two(whole % 60)}`;
+  const whole = Math.max(0, Math.floor(seconds)), minutes = Math.floor(whole / 60), hours = Math.floor(minutes / 60);
+  return `${hours ? `${hours}:${two(minutes % 60)}` : minutes}:${two(whole % 60)}`;
+}
+
+// Return the same time with tenths of a second, such as 1:02.4.
+export function elapsed(seconds) {
+  const tenths = Math.max(0, Math.round(10 * seconds));
+  return `${clock(Math.floor(tenths / 10))}.${tenths % 10}`;
 }
 
 // Return a metric's value with at most four significant digits.
@@ -117,13 +122,6 @@ export function rankNumbers(ranks) {
 // Return the ranks with a noun: "rank 2" or "ranks 0–3, 7".
 export function rankList(ranks) {
   return `${ranks.length === 1 ? "rank" : "ranks"} ${rankNumbers(ranks)}`;
-}
-
-// Return the time since the run began, such as "1:02.4".
-export function elapsed(seconds) {
-  const tenths = Math.max(0, Math.round(10 * seconds)), whole = Math.floor(tenths / 10);
-  const hours = Math.floor(whole / 3600), minutes = Math.floor((whole % 3600) / 60);
-  return `${hours ? `${hours}:${two(minutes)}` : minutes}:${two(whole % 60)}.${tenths % 10}`;
 }
 
 // Return the numbers of ranks as text of at most `most` characters: "0–3, 7" or, if that is too long, "87 ranks".
