@@ -46,7 +46,7 @@ FACTS = (
     Column("step", "{noun} {}", "count"),
     Column("done", "{} of the run", "percent"),
     Column("rate", "{} {nouns}/s", "number"),
-    Column("waits", "waits for data {} % of the time", "count"),
+    Column("waits", "waits for data {} %", "count"),
     Column("behind", "{} behind", "counted", noun="step"),
     Column("failure", "{}"),
 )
