@@ -18,8 +18,8 @@ R = TypeVar("R")
 
 def name_of(function: Callable[..., Any]) -> str:
     """Return a function's name for messages and titles."""
-    found = _innermost(function)
-    return getattr(found, "__qualname__", None) or type(found).__name__
+    innermost = _innermost(function)
+    return getattr(innermost, "__qualname__", None) or type(innermost).__name__
 
 
 def source_of(function: Callable[..., Any]) -> str:
@@ -64,7 +64,7 @@ def options_apart(run: Callable[P, R]) -> Callable[P, R]:
     The decorated `run` raises OptionsError if a keyword names both an option of `run` and a parameter of `function`.
     """
     first, *others = inspect.signature(run).parameters.values()
-    options = [each.name for each in others if each.kind is each.KEYWORD_ONLY]
+    options = [parameter.name for parameter in others if parameter.kind is parameter.KEYWORD_ONLY]
 
     @functools.wraps(run)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -85,8 +85,12 @@ def _refuse_ambiguous(who: str, function: Any, args: Sequence[Any], given: Itera
     if isinstance(function, functools.partial):
         taken |= set(function.keywords)
     for name in given:
-        found = parameters.get(name)
-        if found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY) and name not in taken:
+        parameter = parameters.get(name)
+        if (
+            parameter is not None
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and name not in taken
+        ):
             main = name_of(function)
             raise OptionsError(
                 f"{who}(): `{name}` is an option of {who}() and a parameter of {main}(). Pass the function's argument "

@@ -136,8 +136,8 @@ def capture(
 
     rows = [_row(name, value, wanted[name], packed.sizes.get(name), packed.problems.get(name))
             for name, value in values.items()]  # fmt: skip
-    rows += [_row(name, namespace[name], _Wanted(False, via=each.via), each.size_bytes, each.problem)
-             for name, each in packed.along.items()]  # fmt: skip
+    rows += [_row(name, namespace[name], _Wanted(False, via=dependency.via), dependency.size_bytes, dependency.problem)
+             for name, dependency in packed.along.items()]  # fmt: skip
     rows += [_row(name, namespace[name], _Wanted(True), packed.changed.get(name), packed.problems.get(name))
              for name in {*packed.changed, *packed.problems} - values.keys()]  # fmt: skip
     rows.sort(key=lambda row: (row.size_bytes is not None, -(row.size_bytes or 0), row.name))

@@ -153,16 +153,16 @@ class _Walk:
         self._open[key] = at
         self._alive.append(value)
         outer, self._lowest = self._lowest, at
-        found = self._examined(value, cls)
+        hashed = self._examined(value, cls)
         if self._lowest < at:  # it belongs to a group whose first object is still being examined
             self._lowest = min(outer, self._lowest)
-            return found
+            return hashed
         while len(self._open) > at:
             self._open.popitem()
         self._lowest = outer
         if not self._shapes_only:
-            self._known[key] = value, found
-        return found
+            self._known[key] = value, hashed
+        return hashed
 
     def _examined(self, value: Any, cls: type) -> bytes:
         if cls is list or cls is tuple:
@@ -261,10 +261,12 @@ class _Walk:
 
     def _bytecode(self, code: types.CodeType) -> bytes:
         if "__firstlineno__" in code.co_names:  # the body of a class has its line among its constants
-            body = [each for each in dis.get_instructions(code) if each.opname not in ("RESUME", "NOP")]
+            body = [
+                instruction for instruction in dis.get_instructions(code) if instruction.opname not in ("RESUME", "NOP")
+            ]
             plain = [
-                (each.opname, each.argval)
-                for each, after in zip(body, [*body[1:], body[-1]], strict=True)
+                (instruction.opname, instruction.argval)
+                for instruction, after in zip(body, [*body[1:], body[-1]], strict=True)
                 if after.argval not in ("__firstlineno__", "__static_attributes__")
             ]
             return _hash(b"class body", self.of(plain))
@@ -272,7 +274,7 @@ class _Walk:
         if _has_docstring(code):
             flags, constants = flags & ~_HAS_DOCSTRING, (None, *constants[1:])
         if code.co_filename.startswith("<attrs generated"):  # `__hash__` has a number that depends on the hash seed
-            constants = tuple(each for each in constants if type(each) is not int)
+            constants = tuple(constant for constant in constants if type(constant) is not int)
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags
         names = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
         handlers = getattr(code, "co_exceptiontable", b"")  # new in Python 3.11
@@ -337,7 +339,7 @@ class _Walk:
         if hasattr(pandas, "DataFrame") and cls is pandas.DataFrame:
             # The columns one by one: how pandas arranges them in blocks depends on how the table was made and shown.
             columns = [value.iloc[:, at].array for at in range(value.shape[1])]
-            columns = [each.to_numpy() if isinstance(each.dtype, numpy.dtype) else each for each in columns]
+            columns = [column.to_numpy() if isinstance(column.dtype, numpy.dtype) else column for column in columns]
             unique = value.flags.allows_duplicate_labels
             return _hash(b"table", *map(self.of, (value.columns, value.index, value.attrs, unique, columns)))
         return None
@@ -383,7 +385,7 @@ class _Walk:
         """
         if cls not in self._reducers:
             self._reducers[cls] = reducers_for(cls)
-        return next((found for reducer in self._reducers[cls] if (found := reducer(value)) is not None), None)
+        return next((reduced for reducer in self._reducers[cls] if (reduced := reducer(value)) is not None), None)
 
     def _settled(self, reduced: tuple[Any, ...], cls: type) -> tuple[Any, ...]:
         """Return the reduced object without what differs from process to process, or does not count."""
@@ -392,22 +394,24 @@ class _Walk:
             return reduced
         made, arguments, state, *more = reduced
         if not state.keys().isdisjoint(_DERIVED_STATE):
-            state = {name: each for name, each in state.items() if name not in _DERIVED_STATE}
+            state = {name: value for name, value in state.items() if name not in _DERIVED_STATE}
         if hasattr(torch_nn, "Module") and issubclass(cls, torch_nn.Module):
             # Hooks have the numbers of a counter of the process.
-            state = {name: list(each.values()) if _holds_hooks(name, each) else each for name, each in state.items()}
-            state = state if self._modes else {name: each for name, each in state.items() if name != "training"}
+            state = {
+                name: list(value.values()) if _holds_hooks(name, value) else value for name, value in state.items()
+            }
+            state = state if self._modes else {name: value for name, value in state.items() if name != "training"}
         elif self._shapes_only and "param_groups" in state:  # an optimizer, whose state depends on the steps taken
-            state = {name: each for name, each in state.items() if name != "state"}
+            state = {name: value for name, value in state.items() if name != "state"}
         return made, arguments, state, *more
 
     def _rebuilt(self, reduced: tuple[Any, ...]) -> bytes:
         made, arguments, state, items, pairs, set_state = (*reduced, None, None, None, None)[:6]
-        found = [self.of(made), self.of(comparable(made, arguments)), self.of(set_state)]
-        found.append(_hash(b"state", self._attributes(state)) if type(state) is dict else self.of(state))
-        found.append(b"" if items is None else _hash(self._sequence(list(items))))
-        found.append(b"" if pairs is None else _hash(self._items(dict(pairs))))
-        return _hash(b"object", *found)
+        hasheds = [self.of(made), self.of(comparable(made, arguments)), self.of(set_state)]
+        hasheds.append(_hash(b"state", self._attributes(state)) if type(state) is dict else self.of(state))
+        hasheds.append(b"" if items is None else _hash(self._sequence(list(items))))
+        hasheds.append(b"" if pairs is None else _hash(self._items(dict(pairs))))
+        return _hash(b"object", *hasheds)
 
 
 def _has_docstring(code: types.CodeType) -> bool:
@@ -418,7 +422,9 @@ def _has_docstring(code: types.CodeType) -> bool:
         has = bool(code.co_flags & _HAS_DOCSTRING)
     else:
         has = bool(code.co_flags & inspect.CO_NEWLOCALS) and not code.co_name.startswith("<")
-    return has and not any(each.opcode in dis.hasconst and each.arg == 0 for each in dis.get_instructions(code))
+    return has and not any(
+        instruction.opcode in dis.hasconst and instruction.arg == 0 for instruction in dis.get_instructions(code)
+    )
 
 
 def _is_record(pairs: Mapping[Any, Any]) -> bool:
@@ -482,7 +488,7 @@ def _source(name: str) -> bytes:
         if module is None or not isinstance(path, str) or not _is_own(module.__name__, path):
             continue
         digests.append(_compiled(path))
-        names = {_home(each) for each in list(vars(module).values())} - seen
+        names = {_home(member) for member in list(vars(module).values())} - seen
         waiting += sorted(names)
         seen |= names
     return _hash(*sorted(digests)) if digests else b""
@@ -497,7 +503,7 @@ def _is_own(name: str, path: str) -> bool:
     root = name.partition(".")[0]
     if name == "__main__" or root in _OTHERS or root in sys.stdlib_module_names or not path.endswith(".py"):
         return False
-    folders = {sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     inside = any(path.startswith(f"{folder}/") for folder in folders)
     return not inside and "-packages/" not in path and root not in installed()
 

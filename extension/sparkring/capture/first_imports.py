@@ -42,7 +42,7 @@ def _imported(statements: list[ast.stmt]) -> Iterator[str]:
 
 def _is_installed(name: str) -> bool:
     package = name.partition(".")[0]
-    found: ModuleSpec | None = None
+    spec: ModuleSpec | None = None
     with contextlib.suppress(ImportError, ValueError):
-        found = importlib.util.find_spec(package)
-    return package in {*sys.stdlib_module_names, "sparkring"} or bool(found and _INSTALLED(found.origin or ""))
+        spec = importlib.util.find_spec(package)
+    return package in {*sys.stdlib_module_names, "sparkring"} or bool(spec and _INSTALLED(spec.origin or ""))

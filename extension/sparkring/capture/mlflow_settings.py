@@ -26,20 +26,20 @@ def environment() -> dict[str, str | None]:
 
     The value of a variable that would contradict these settings is None.
     """
-    run, found = active_run(), dict[str, str | None]()
+    run, variables = active_run(), dict[str, str | None]()
     # MLflow has no public function that returns the experiment and the registry only if they have been chosen.
     experiment = run.info.experiment_id if run else getattr(_fluent(), "_active_experiment_id", None)
     registry = getattr(sys.modules.get("mlflow.tracking._model_registry.utils"), "_registry_uri", None)
     if experiment or _call("is_tracking_uri_set"):  # the ids of an experiment and a run are those of one server
-        found[TRACKING] = _absolute(str(_call("get_tracking_uri")))
+        variables[TRACKING] = _absolute(str(_call("get_tracking_uri")))
     if registry:
-        found[REGISTRY] = _absolute(str(registry))
+        variables[REGISTRY] = _absolute(str(registry))
     if experiment:
         # MLflow refuses a name and an id of different experiments, and the name is that of the environment.
-        found |= {EXPERIMENT: str(experiment), EXPERIMENT_NAME: None}
+        variables |= {EXPERIMENT: str(experiment), EXPERIMENT_NAME: None}
     if run:
-        found[RUN] = str(run.info.run_id)
-    return found
+        variables[RUN] = str(run.info.run_id)
+    return variables
 
 
 def active_run() -> Any:
@@ -74,8 +74,8 @@ def _fluent() -> Any:
 
 def _absolute(uri: str) -> str:
     """Return a URI in which a path that is relative to the notebook's folder is absolute."""
-    if found := _SQLITE.fullmatch(uri):
-        return found[1] + os.path.abspath(found[2])
+    if match := _SQLITE.fullmatch(uri):
+        return match[1] + os.path.abspath(match[2])
     path = uri.removeprefix("file:")
     is_relative = ":" not in path and not path.startswith("/") and path not in _NO_PATHS
     return os.path.abspath(path) if is_relative else uri

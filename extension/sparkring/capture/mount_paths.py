@@ -37,7 +37,7 @@ def notices(sources: Sequence[str], values: Mapping[str, object], payload: bytes
     for source in (*sources, *map(source_of, functions)):
         with contextlib.suppress(SyntaxError):  # the source of a lambda may be a part of a statement
             paths.visit(parsed(textwrap.dedent(source)))
-    pickled = [payload[found.end() : found.end() + found[1][0]] for found in _PICKLED.finditer(payload)]
+    pickled = [payload[match.end() : match.end() + match[1][0]] for match in _PICKLED.finditer(payload)]
     in_values = {text.decode(errors="ignore") for text in pickled} - paths.of_ours
     used = sorted({*paths.used, *filter(_IS_BELOW, in_values)})
     if not used:

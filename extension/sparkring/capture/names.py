@@ -67,15 +67,17 @@ _OUTER_NAMES = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LO
 
 def attribute_chains(code: types.CodeType) -> set[tuple[str, ...]]:
     """Find the attribute chains in code and all code inside it: `("a", "b", "c")` for `a.b.c`."""
-    found: set[tuple[str, ...]] = set()
+    chains: set[tuple[str, ...]] = set()
     chain: tuple[str, ...] = ()
     for instruction, _ in instructions(code):
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
             chain = (*chain, instruction.argval)
-            found.add(chain)
+            chains.add(chain)
         elif instruction.opname != "EXTENDED_ARG":
             chain = (instruction.argval,) if instruction.opname in _OUTER_NAMES else ()
-    return found.union(*(attribute_chains(each) for each in code.co_consts if isinstance(each, types.CodeType)))
+    return chains.union(
+        *(attribute_chains(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    )
 
 
 # ── Which names a cell reads ─────────────────────────────────────────────────────────────────────────────────────────
@@ -99,7 +101,10 @@ def method_calls(source: str, name: str) -> list[Call]:
     if name in bound:
         return []
     return [
-        Call(node.func.attr, tuple(each.value if isinstance(each, ast.Constant) else None for each in node.args))
+        Call(
+            node.func.attr,
+            tuple(argument.value if isinstance(argument, ast.Constant) else None for argument in node.args),
+        )
         for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if isinstance(node.func.value, ast.Name) and node.func.value.id == name
@@ -305,7 +310,9 @@ class _Reader:
         # `possible`. To find these names, the loop is compiled. It is inside a `while`, because the `else` of the loop
         # may contain a `break` of an outer loop.
         code = self.compile([ast.While(ast.Constant(True), [node], [])])
-        self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
+        self.possible |= {
+            instruction.argval for instruction, _ in instructions(code) if instruction.opname == "STORE_NAME"
+        }
         return known - _unbound([node])
 
     def expression(self, node: ast.expr, known: frozenset[str]) -> frozenset[str]:
@@ -426,15 +433,15 @@ def names_in_commands(code: types.CodeType) -> set[str]:
     """Return the names in the `!` and `%` commands of a function's code, or of any code inside it."""
     if "get_ipython" not in global_names(code).reads:
         return set()
-    inner = (names_in_commands(each) for each in code.co_consts if isinstance(each, types.CodeType))
-    texts = [each for each in code.co_consts if isinstance(each, str)]
+    inner = (names_in_commands(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    texts = [constant for constant in code.co_consts if isinstance(constant, str)]
     return set(_in_texts(texts, texts[1:] if texts[:1] == ["time"] else [])).union(*inner)
 
 
 def _in_texts(texts: Iterable[object], whole: Iterable[object]) -> Iterator[str]:
     """Yield the names in the parts of commands that IPython expands, and in texts that consist only of Python code."""
-    found = _PLACE.findall("\n".join(map(str, texts)))
-    for snippet in (*(name or code for name, code in found), *whole):
+    places = _PLACE.findall("\n".join(map(str, texts)))
+    for snippet in (*(name or code for name, code in places), *whole):
         with contextlib.suppress(SyntaxError):  # braces that belong to the shell command are not Python
             parts = ast.walk(ast.parse(str(snippet).strip()))
             yield from (part.id for part in parts if isinstance(part, ast.Name))

@@ -55,12 +55,12 @@ def _environment_at_start() -> dict[str, str]:
     try:
         with open("/proc/self/environ", "rb") as file:
             pairs = (os.fsdecode(item).partition("=") for item in file.read().split(b"\0") if item)
-            found = {name: value for name, _, value in pairs}
+            variables = {name: value for name, _, value in pairs}
     except OSError:
-        found = {}
+        variables = {}
     # Only Linux has this file, and a process that sets its own title may overwrite the contents. Without a usable file,
     # return the current environment.
-    return found if "PATH" in found else dict(os.environ)
+    return variables if "PATH" in variables else dict(os.environ)
 
 
 _AT_START = _environment_at_start()
@@ -88,7 +88,7 @@ def _logging() -> tuple[dict[str, Logger], int]:
     import logging
 
     root = logging.getLogger()
-    found: dict[str, Logger] = {}
+    loggers: dict[str, Logger] = {}
     for name, logger in {"": root, **root.manager.loggerDict}.items():
         # Loggers of other classes are left out. A module that needs such a logger makes the logger when the module is
         # imported. If the rank already had a logger of this name, the module would get a logger of the wrong class.
@@ -97,11 +97,11 @@ def _logging() -> tuple[dict[str, Logger], int]:
         # A module that is imported on a rank sets up its logger's handlers itself.
         of_module = name.partition(".")[0] in sys.modules and name != "__main__"
         # `level` and `propagate` are plain attributes, which users may set to anything: `propagate = 0` is common.
-        told = Logger(_level(logger.level), bool(logger.propagate), None if of_module else _handlers(logger))
+        settings = Logger(_level(logger.level), bool(logger.propagate), None if of_module else _handlers(logger))
         default = logging.WARNING if logger is root else logging.NOTSET
-        if told.level != default or told.handlers or not (of_module or told.propagate):
-            found[name] = told
-    return found, root.manager.disable
+        if settings.level != default or settings.handlers or not (of_module or settings.propagate):
+            loggers[name] = settings
+    return loggers, root.manager.disable
 
 
 def _handlers(logger: Any) -> list[Handler]:
@@ -117,7 +117,7 @@ def _handlers(logger: Any) -> list[Handler]:
         for handler in logger.handlers
         if type(handler) is logging.StreamHandler
         for name, known in streams
-        if any(handler.stream is each for each in known)
+        if any(handler.stream is stream for stream in known)
     ]
 
 
@@ -142,14 +142,14 @@ class RankState:
     """The notebook's state as it was last applied on this rank."""
 
     def __init__(self) -> None:
-        self._told = NotebookState()
+        self._state = NotebookState()
         self._own_path = list(sys.path)
         self._path = list(sys.path)
         self._handlers: list[tuple[Any, Any]] = []  # each handler that was added, with its logger
 
     def apply(self, now: NotebookState) -> None:
         """Apply what has changed in the notebook since the previous call."""
-        before, self._told = self._told, now
+        before, self._state = self._state, now
         if now.folder != before.folder and os.path.isdir(now.folder):
             os.chdir(now.folder)
         if now.path != before.path:
@@ -166,7 +166,7 @@ class RankState:
         Otherwise, MLflow would end the run when this process exits, while the notebook still uses the run.
         """
         run = mlflow_settings.active_run()
-        if run is not None and run.info.run_id == self._told.environment.get("MLFLOW_RUN_ID"):
+        if run is not None and run.info.run_id == self._state.environment.get("MLFLOW_RUN_ID"):
             sys.modules["mlflow"].end_run("RUNNING")
 
     def _apply_environment(self, before: Mapping[str, str | None], now: Mapping[str, str | None]) -> None:
@@ -190,17 +190,17 @@ class RankState:
             logger = logging.getLogger(name)
             logger.setLevel(logging.NOTSET if name else logging.WARNING)
             logger.propagate = True
-        for name, told in now.loggers.items():
+        for name, settings in now.loggers.items():
             logger = logging.getLogger(name)
-            logger.setLevel(told.level)
-            if told.handlers is None:
+            logger.setLevel(settings.level)
+            if settings.handlers is None:
                 continue
-            logger.propagate = told.propagate
-            for each in told.handlers:
-                handler = logging.StreamHandler(getattr(sys, each.stream))
-                handler.setLevel(each.level)
-                if each.format is not None:
-                    written, dates, style = each.format
+            logger.propagate = settings.propagate
+            for handler_settings in settings.handlers:
+                handler = logging.StreamHandler(getattr(sys, handler_settings.stream))
+                handler.setLevel(handler_settings.level)
+                if handler_settings.format is not None:
+                    written, dates, style = handler_settings.format
                     handler.setFormatter(logging.Formatter(written, dates, style, validate=False))
                 logger.addHandler(handler)
                 self._handlers.append((logger, handler))
@@ -219,14 +219,14 @@ def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_p
     known = {entry for entry, _ in notebook}
     kinds = {entry: kind_of_entry(entry) for entry in own}
     shipped = itertools.takewhile(lambda entry: kinds[entry] != "stdlib", own)
-    found = [entry for entry in shipped if entry not in known]
+    entries = [entry for entry in shipped if entry not in known]
     if "" not in known:
-        found.append("")
+        entries.append("")
     placed: set[str] = set()
     for entry, kind in notebook:
         if same_python or not kind:
-            found += [entry] if entry in kinds or os.path.exists(entry or ".") else []
+            entries += [entry] if entry in kinds or os.path.exists(entry or ".") else []
         elif kind not in placed:
             placed.add(kind)
-            found += [each for each in own if kinds[each] == kind]
-    return list(dict.fromkeys([*found, *own]))
+            entries += [own_entry for own_entry in own if kinds[own_entry] == kind]
+    return list(dict.fromkeys([*entries, *own]))

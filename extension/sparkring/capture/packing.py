@@ -259,11 +259,11 @@ class _CodeFile:
                 with contextlib.suppress(SyntaxError):  # the file may have changed since its code was compiled
                     self._names = names_in_strings(parsed(self.text), namespace)
         within = range(code.co_firstlineno, _last_line(code) + 1)
-        return {each.name for each in self._names if each.line in within and each.name in namespace}
+        return {mention.name for mention in self._names if mention.line in within and mention.name in namespace}
 
 
 def _last_line(code: types.CodeType) -> int:
-    inner = (_last_line(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    inner = (_last_line(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return max(code.co_firstlineno, *(line for _, _, line in code.co_lines() if line), *inner)
 
 
@@ -368,7 +368,7 @@ def pack(
             pickler.go_on(after)
         changed: dict[str, int] = {}
         queue = collections.deque((name, value, "") for name, value in values.items() if name not in problems)
-        along = {name: each for name, each in along.items() if each.problem}
+        along = {name: dependency for name, dependency in along.items() if dependency.problem}
         known = {*bound, *along}
         count = len(queue)
         queue.extend((name, value, "") for name, value in whole.items() if name not in problems)
@@ -444,7 +444,7 @@ def pack_call(
     packed = pack(
         values,
         namespace,
-        lambda each: each in hidden or (held is not None and each in held),
+        lambda global_name: global_name in hidden or (held is not None and global_name in held),
         held=held,
         by_value=arguments,
         numbered=numbered,

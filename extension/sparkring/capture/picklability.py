@@ -125,10 +125,10 @@ def by_reference(value: object) -> bool:
     if not issubclass(type(value), (type, types.FunctionType, types.BuiltinFunctionType)):
         return False
     home = getattr(value, "__module__", None)
-    found: object = sys.modules.get(home or "")
+    target: object = sys.modules.get(home or "")
     for part in str(getattr(value, "__qualname__", "")).split("."):
-        found = getattr(found, part, None)
-    return found is value and home != "__main__"
+        target = getattr(target, part, None)
+    return target is value and home != "__main__"
 
 
 def name_in_main(value: object, namespace: Namespace | None) -> str | None:
@@ -139,11 +139,11 @@ def name_in_main(value: object, namespace: Namespace | None) -> str | None:
     if namespace is None or getattr(value, "__module__", None) != "__main__":
         return None
     root, *inner = str(getattr(value, "__qualname__", None) or getattr(value, "__name__", "")).split(".")
-    found: object = namespace.get(root)
+    target: object = namespace.get(root)
     for part in inner:
-        found = vars(found).get(part) if isinstance(found, type) else None
-        found = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
-    return root if found is value else None
+        target = vars(target).get(part) if isinstance(target, type) else None
+        target = target.__func__ if isinstance(target, (staticmethod, classmethod)) else target
+    return root if target is value else None
 
 
 def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[str]:

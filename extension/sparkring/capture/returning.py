@@ -124,7 +124,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             yield sharded.refuse_flat
         if ("torch", "Module") in names:
             yield self._module
-        yield from (each for module in (torch, tensorflow, standard) if (each := module.reducer_for(cls)))
+        yield from (reducer for module in (torch, tensorflow, standard) if (reducer := module.reducer_for(cls)))
 
     def _leave_out(self, wrapper: Any, inner: Any) -> Reduced:
         self.without[type(wrapper).__name__] = None
@@ -274,7 +274,7 @@ def _inside(value: Any) -> dict[Any, tuple[str, Any]]:
         if _is_module(value):
             module = _bare(value)
             # The state_dict() of a FullyShardedDataParallel is a collective, and this rank may be the only one here.
-            flat = any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules())
+            flat = any(type(submodule).__name__ == "FullyShardedDataParallel" for submodule in module.modules())
             items = sharded.local_parameters(module) if flat else module.state_dict()
             return {key: (f"[{key!r}]", item) for key, item in items.items()}
         if isinstance(value, Mapping):

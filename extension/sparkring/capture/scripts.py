@@ -55,15 +55,15 @@ def find_script(
             raise OptionsError("-m runs a module in its own namespace: leave out -i")
         _find_module(written)
         name = written.rpartition(".")[2] if "n" in flags else "__main__"
-        found = Script(line, written, "", (), module=written)
+        script = Script(line, written, "", (), module=written)
     else:
-        found = read_script(written, transform, given)
-        name = Path(found.path).stem if "n" in flags else "__main__"
-    return found._replace(
+        script = read_script(written, transform, given)
+        name = Path(script.path).stem if "n" in flags else "__main__"
+    return script._replace(
         line=line,
         arguments=arguments,
         name=name,
-        inside=inside or is_for_ipython(found.path),
+        inside=inside or is_for_ipython(script.path),
         any_exit="e" in flags,
         patterns="G" not in flags,
     )
@@ -107,12 +107,12 @@ def split_arguments(text: str, *, patterns: bool) -> list[str]:
 
     With `patterns`, also replace each unquoted pattern, such as `*.csv`, with the names of the files that match it.
     """
-    found: list[str] = []
+    arguments: list[str] = []
     for word in _WORD.findall(text):
         value = os.path.expanduser(_unquoted(word))
         files = sorted(glob.glob(value)) if patterns and not _QUOTED.search(word) else []
-        found += files or [value]
-    return found
+        arguments += files or [value]
+    return arguments
 
 
 def _parsed(line: str) -> tuple[set[str], str, str]:
@@ -153,10 +153,10 @@ def _find_module(name: str) -> None:
     """Raise OptionsError if the module's top-level package does not exist, without importing the package."""
     top = name.partition(".")[0]
     try:
-        found = importlib.util.find_spec(top) if top else None
+        spec = importlib.util.find_spec(top) if top else None
     except ValueError:  # the module is loaded, but has no spec: treat it as missing
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise OptionsError(f"there is no module {name}")
 
 
@@ -176,8 +176,8 @@ def _checked(name: str, source: str) -> str:
             compile(source, name, "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        said = error.msg if isinstance(error, SyntaxError) else error
-        raise OptionsError(f"{name}{f' line {line}' if line else ''}: {said} (SyntaxError)") from None
+        message = error.msg if isinstance(error, SyntaxError) else error
+        raise OptionsError(f"{name}{f' line {line}' if line else ''}: {message} (SyntaxError)") from None
     return source
 
 

@@ -26,13 +26,13 @@ def notices(sources: Sequence[str], names: Iterable[str], namespace: Mapping[str
         return []
     ours = {path for source in sources for path in _assigned(source)}
     paths = dict.fromkeys(path for cell in cells if isinstance(cell, str) for path in _assigned(cell))
-    found = [path for path in paths if path not in ours and path.partition(".")[0] in imported]
-    if not found:
+    attributes = [path for path in paths if path not in ours and path.partition(".")[0] in imported]
+    if not attributes:
         return []
-    roots = dict.fromkeys(path.partition(".")[0] for path in found)
+    roots = dict.fromkeys(path.partition(".")[0] for path in attributes)
     return [
-        f"the notebook has set {_quoted(found)}. The ranks import {_quoted(roots)} anew, without this change: make it "
-        "in this cell, too"
+        f"the notebook has set {_quoted(attributes)}. The ranks import {_quoted(roots)} anew, without this change: "
+        "make it in this cell, too"
     ]
 
 

@@ -85,7 +85,7 @@ def _flat_shards(wrapper: Any) -> dict[int, dict[str, Shard]]:
     # There is no `_local_shard` before the first forward(). During a forward(), `flat` is the whole parameter.
     data = (getattr(flat, "_local_shard", flat) if is_divided else flat).detach().cpu()
     views = () if is_divided else [view.detach().cpu() for view in handle._get_unflat_views()]
-    found: dict[int, dict[str, Shard]] = {id(wrapper.module): {}}
+    shards: dict[int, dict[str, Shard]] = {id(wrapper.module): {}}
     for index, (name, module, _) in enumerate(flat._param_infos):
         info = flat._shard_param_infos[index]
         if is_divided:
@@ -96,10 +96,10 @@ def _flat_shards(wrapper: Any) -> dict[int, dict[str, Shard]]:
         mesh, at = ((group.size(),), (group.rank(),)) if is_divided else ((1,), (0,))
         place = tuple(flat._shapes[index]), mesh, at, (0,)
         shard = Shard(*place, flat=True, is_parameter=True, requires_grad=flat.requires_grad, values=values)
-        found.setdefault(id(module), {})[name] = shard
+        shards.setdefault(id(module), {})[name] = shard
     for name, module, _, first_name, first_module, _ in flat._shared_param_infos:
-        found.setdefault(id(module), {})[name] = found[id(first_module)][first_name]
-    return found
+        shards.setdefault(id(module), {})[name] = shards[id(first_module)][first_name]
+    return shards
 
 
 def local_parameters(module: Any) -> dict[str, Shard]:

@@ -462,12 +462,12 @@ def _reduced(value: Any, kind: type) -> Any:
     """Return how the object itself says that it is rebuilt, or its identity if it cannot say so."""
     try:
         reduce = copyreg.dispatch_table.get(kind)
-        found = value.__reduce_ex__(5) if reduce is None else reduce(value)
+        reduced = value.__reduce_ex__(5) if reduce is None else reduce(value)
     except Exception:  # the code of the value's class may raise anything
         return id(value)
-    if not isinstance(found, tuple):
-        return found
-    made, arguments, state, items, pairs = (*found, None, None, None)[:5]
+    if not isinstance(reduced, tuple):
+        return reduced
+    made, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     return made, arguments, state, items and list(items), pairs and list(pairs)
 
 

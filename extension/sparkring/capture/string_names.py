@@ -73,14 +73,18 @@ class _Strings:
             case ast.Call(ast.Attribute(ast.Name(module), "eval" | "evaluate"), [code, *_]) if self.is_module(module):
                 return _in_code(_AT.sub(r"\1", self.text(code)))  # pandas.eval, numexpr.evaluate
             case ast.Call(ast.Attribute(_, "query" | "eval"), arguments, keywords):
-                return _AT.findall(" ".join(map(self.text, [*arguments, *(each.value for each in keywords)])))
+                return _AT.findall(" ".join(map(self.text, [*arguments, *(keyword.value for keyword in keywords)])))
             case ast.Call(ast.Attribute(text, "format"), _, keywords):
-                return _in_format(self.text(text)) if any(_is_scope(each.value) for each in keywords) else ()
+                return _in_format(self.text(text)) if any(_is_scope(keyword.value) for keyword in keywords) else ()
             case ast.Call(ast.Attribute(text, "format_map"), [scope]) if _is_scope(scope):
                 return _in_format(self.text(text))
             case ast.Call(ast.Name("Template") | ast.Attribute(_, "Template"), [text]) if self.scope_used:
-                found = string.Template.pattern.finditer(self.text(text))
-                return [each["named"] or each["braced"] for each in found if each["named"] or each["braced"]]
+                placeholders = string.Template.pattern.finditer(self.text(text))
+                return [
+                    placeholder["named"] or placeholder["braced"]
+                    for placeholder in placeholders
+                    if placeholder["named"] or placeholder["braced"]
+                ]
             case ast.BinOp(text, ast.Mod(), scope) if _is_scope(scope):
                 return _PERCENT.findall(self.text(text))
             case ast.Subscript(scope, key) if _is_scope(scope):
@@ -119,10 +123,10 @@ def _is_scope(node: ast.AST) -> bool:
 
 def _in_code(text: str) -> Iterable[str]:
     try:
-        found = names_read(text.strip())
+        names = names_read(text.strip())
     except (SyntaxError, ValueError):  # ValueError: a null character
         return ()
-    return [*found.required, *found.optional]
+    return [*names.required, *names.optional]
 
 
 def _in_format(text: str) -> Iterable[str]:
@@ -144,13 +148,13 @@ def names_in_hints_of(value: object) -> set[str]:
         annotations = vars(value).get("__annotations__") if isinstance(value, type) else value.__annotations__
     except Exception:  # from Python 3.14 on, annotations are evaluated here and may raise anything
         return set()
-    found = annotations.values() if isinstance(annotations, dict) else ()
-    return {name for text in _texts(found) for name in _in_hint(text)}
+    hints = annotations.values() if isinstance(annotations, dict) else ()
+    return {name for text in _texts(hints) for name in _in_hint(text)}
 
 
 def names_in_hints(source: str) -> set[str]:
     """Return the names in a cell's string annotations. With the __future__ import, all annotations are strings."""
-    found: set[str] = set()
+    names: set[str] = set()
     tree = parsed(source)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     are_text = any(alias.name == "annotations" for node in imports for alias in node.names)
@@ -159,10 +163,10 @@ def names_in_hints(source: str) -> set[str]:
             hint = getattr(node, key, None)
             for part in ast.walk(hint) if isinstance(hint, ast.expr) else ():
                 if isinstance(part, ast.Name) and are_text:
-                    found.add(part.id)
+                    names.add(part.id)
                 elif isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    found.update(_in_hint(part.value))
-    return found
+                    names.update(_in_hint(part.value))
+    return names
 
 
 def _texts(annotations: Iterable[object]) -> Iterator[str]:

@@ -19,7 +19,7 @@ def imported_submodules(chains: Iterable[tuple[str, ...]], value_of: Callable[[s
 
     `value_of` returns the value of a chain's first name. A chain is skipped if this value is not a module.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for root, *attributes in chains:
         module = value_of(root)
         for attribute in attributes:
@@ -29,8 +29,8 @@ def imported_submodules(chains: Iterable[tuple[str, ...]], value_of: Callable[[s
             name = f"{inside.get('__name__')}.{attribute}"
             module = inside.get(attribute)
             if module is not None and sys.modules.get(name) is module:
-                found.add(name)
-    return found
+                names.add(name)
+    return names
 
 
 def import_submodule(name: str) -> None:

@@ -37,9 +37,9 @@ def package_names(module: str) -> tuple[str, ...]:
 @functools.cache  # the search takes some milliseconds, which would slow a short cell on a warm gang
 def versions() -> tuple[tuple[str, str], ...]:
     """Return the names and versions of Python, sparkring and the installed packages for `MODULES`."""
-    found = ((name, version_of(name)) for name in MODULES)
+    packages = ((name, version_of(name)) for name in MODULES)
     ours = ("python", platform.python_version()), ("sparkring", sparkring.__version__)
-    return (*ours, *((name, version) for name, version in found if version))
+    return (*ours, *((name, version) for name, version in packages if version))
 
 
 def show_versions(*modules: str) -> None:
@@ -48,13 +48,13 @@ def show_versions(*modules: str) -> None:
     Without arguments, print what the record of a run contains: the versions of Python and sparkring, and of the
     installed packages for frameworks, Spark and data formats.
     """
-    found = versions()
+    pairs = versions()
     if modules:
-        found = (
+        pairs = (
             ("python", platform.python_version()),
             *((name, version_of(name) or (installed().get(name, "") if find_spec(name) else "")) for name in modules),
         )
-    print(" · ".join(f"{name} {version or 'not installed'}" for name, version in found))  # noqa: T201  meant to print
+    print(" · ".join(f"{name} {version or 'not installed'}" for name, version in pairs))  # noqa: T201  meant to print
 
 
 class Difference(NamedTuple):
@@ -83,7 +83,7 @@ def _home(value: object) -> str:
 def installed() -> dict[str, str]:
     """Return a dict from each installed top-level module to the version of the package that has it."""
     # metadata.packages_distributions() takes ten times as long, and on Spark, every member needs this dict.
-    found: dict[str, str] = {}
+    by_module: dict[str, str] = {}
     packages: set[str] = set()
     for folder in map(Path, sys.path):
         with contextlib.suppress(OSError):  # a zip, or a folder that does not exist
@@ -95,8 +95,8 @@ def installed() -> dict[str, str]:
                     if modules is None:
                         modules, version = _described(metadata.PathDistribution(folder / name))
                     for module in modules:
-                        found.setdefault(module, version)
-    return found
+                        by_module.setdefault(module, version)
+    return by_module
 
 
 def _modules_of_wheel(folder: Path) -> list[str] | None:

@@ -14,8 +14,8 @@ from sparkring.capture.reducers.base import Reducer
 
 def reducers_for(cls: type) -> tuple[Reducer, ...]:
     """Return the reducers to try for values of a type. If none of them packs a value, pickle and cloudpickle do."""
-    found = (module.reducer_for(cls) for module in (torch, accelerate, tensorflow, standard))
-    return tuple(reducer for reducer in found if reducer)
+    candidates = (module.reducer_for(cls) for module in (torch, accelerate, tensorflow, standard))
+    return tuple(reducer for reducer in candidates if reducer)
 
 
 def comparable(made: Any, arguments: Any) -> Any:

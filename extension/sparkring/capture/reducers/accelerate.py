@@ -59,7 +59,7 @@ def _accelerator_of_rank(mixed_precision: str, cpu: bool, dynamo_plugin: Any) ->
 
 def _gradients(state: Any) -> Reduced | None:
     """Pack the settings for gradient accumulation; None in the middle of a loop over a DataLoader."""
-    if any(each is not None for each in state._dataloader_references_ref):
+    if any(reference is not None for reference in state._dataloader_references_ref):
         return None
     return _gradients_of_rank, (state.plugin_kwargs,)
 

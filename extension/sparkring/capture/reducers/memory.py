@@ -105,12 +105,12 @@ class Memory:
                     ranges.append((_aligned(first), max(last, end), (before.value, array.value)))
             open_.append(array)
         merged: list[tuple[int, int, tuple[object, ...]]] = []
-        for start, end, owners in sorted(ranges, key=lambda each: each[:2]):
+        for start, end, owners in sorted(ranges, key=lambda span: span[:2]):
             if merged and start < merged[-1][1]:
                 first, last, others = merged.pop()
                 start, end, owners = first, max(last, end), (others, owners)
             merged.append((start, end, (owners,)))
-        return tuple(Block(*each) for each in merged)
+        return tuple(Block(*span) for span in merged)
 
 
 def _shared(one: Layout, other: Layout) -> bool:

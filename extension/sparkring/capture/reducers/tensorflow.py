@@ -169,13 +169,15 @@ def _numbered(graph: bytes, element_spec: Any) -> tuple[Any, ...]:
             arrays.append(node.attr["value"].tensor.tensor_content)
             node.attr["value"].tensor.tensor_content = b""
 
-    functions = sorted(parsed.library.function, key=lambda each: int("0" + re.findall(r"\d*$", each.signature.name)[0]))
+    functions = sorted(
+        parsed.library.function, key=lambda function: int("0" + re.findall(r"\d*$", function.signature.name)[0])
+    )
     parsed.ClearField("library")
 
     def number(name: re.Match[str]) -> str:
         return numbers.setdefault(name[0], f"{name[1]}{len(numbers)}")
 
-    texts = [re.sub(r"(__inference_\w*_|SeedGenerator_)\d+", number, str(each)) for each in (parsed, *functions)]
+    texts = [re.sub(r"(__inference_\w*_|SeedGenerator_)\d+", number, str(message)) for message in (parsed, *functions)]
     return texts, arrays, element_spec
 
 
@@ -224,12 +226,12 @@ def content(value: Any) -> Any:
 
 def registered_names(value: Any) -> dict[str, str]:
     """Map each Keras package that has registered `value`, a class or function, to the name of the registration."""
-    found = {}
+    names = {}
     for root in ("keras", "tf_keras"):
         saving = getattr(sys.modules.get(root), "saving", None)
         if saving is not None and ">" in (name := saving.get_registered_name(value)):
-            found[root] = name
-    return found
+            names[root] = name
+    return names
 
 
 def set_registered(set_state: Callable[[Any, Any], object], names: dict[str, str], made: Any, state: Any) -> None:
@@ -283,11 +285,15 @@ def _config(model: Any, keras: Any) -> dict[str, Any]:
     if keras.__version__.startswith("2.") or not is_subclass or "input_layers" in config:
         return config
     _, *parameters = inspect.signature(cls.__init__).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         kept = config
     else:
-        kept = {each.name: config[each.name] for each in parameters if each.name in config}
-    named = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+        kept = {parameter.name: config[parameter.name] for parameter in parameters if parameter.name in config}
+    named = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
     if unknown := set(named) - {"name", "trainable", "dtype"}:
         raise ValueError(f"Keras does not know the value of the argument `{min(unknown)}` of its `__init__()`")
     return kept
@@ -328,7 +334,7 @@ def _remade(recipe: tuple[Any, ...], weights: list[Any], adapted: list[tuple[int
 def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
     """Return the classes and functions that Keras objects use and ranks lack, by their names in configurations."""
     parts = [part for owner in owners for part in (type(owner), *vars(owner).values())]
-    found: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     # Objects of frameworks are not searched: a tf.function holds wrappers that have the name of its function.
     walks = (
         walk(part, limit=_SEARCHED, enters=lambda value: not _is_frameworks(type(value)))
@@ -337,14 +343,14 @@ def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
     )
     for value in (step.value for steps in walks for step in steps):
         is_code = isinstance(value, (type, types.FunctionType))
-        if not is_code or by_reference(value) or _is_theirs(value) or any(value is other for other in found.values()):
+        if not is_code or by_reference(value) or _is_theirs(value) or any(value is other for other in objects.values()):
             continue
         name = keras.utils.get_registered_name(value)
-        if name in found and ">" in name:
+        if name in objects and ">" in name:
             raise ValueError(f"two of its classes or functions are registered as `{name}`")
-        is_unique = name not in found and name != "<lambda>"
-        found[name if is_unique else f"{name.strip('<>')} {len(found)}"] = value
-    return found
+        is_unique = name not in objects and name != "<lambda>"
+        objects[name if is_unique else f"{name.strip('<>')} {len(objects)}"] = value
+    return objects
 
 
 def _is_frameworks(value: Any) -> bool:
@@ -409,14 +415,14 @@ def parts_of_models(values: Iterable[object]) -> dict[int, Part]:
         for value in values:
             steps = walk(value, limit=_SEARCHED, enters=lambda value: not _is_frameworks(type(value)))
             models |= {id(step.value): step.value for step in steps if is_model(step.value)}
-    found: dict[int, Part] = {}
+    parts: dict[int, Part] = {}
     # A model that is part of another one is packed as that part, so begin with the largest.
     for model in sorted(models.values(), key=lambda model: -len(list(model._flatten_layers()))):
-        if id(model) not in found:
+        if id(model) not in parts:
             for number, part in enumerate(_parts(model)):
                 if part is not model:
-                    found.setdefault(id(part), Part(model, number))
-    return found
+                    parts.setdefault(id(part), Part(model, number))
+    return parts
 
 
 def _parts(model: Any) -> list[Any]:
@@ -598,8 +604,8 @@ def _assign(owner: Any, values: list[Any]) -> None:
 
 def variables_of(owner: Any) -> list[Any]:
     """Return the variables of a layer or of an optimizer."""
-    found = owner.variables  # a list, a method that returns a list, or, in Horovod's optimizers, a callable list
-    return list(found() if callable(found) else found)
+    variables = owner.variables  # a list, a method that returns a list, or, in Horovod's optimizers, a callable list
+    return list(variables() if callable(variables) else variables)
 
 
 def _give_variables(optimizer: Any, values: list[Any]) -> None:
