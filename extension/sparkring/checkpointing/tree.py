@@ -95,17 +95,17 @@ class _Taking:
         if isinstance(value, dict | list | tuple):
             return self._container(value, path)
         raise CheckpointError(
-            f"{self._told(path)} is a `{type_name(value)}`, but a checkpoint holds numbers, text, bytes, None, NumPy "
+            f"{self._place(path)} is a `{type_name(value)}`, but a checkpoint holds numbers, text, bytes, None, NumPy "
             "arrays, tensors, dicts, lists, tuples, dataclasses, and objects with state_dict() and load_state_dict(). "
             "Leave it out, or save its parts."
         )
 
     def _container(self, value: dict[Any, Any] | list[Any] | tuple[Any, ...], path: tuple[Any, ...]) -> Any:
         if id(value) in self._within:
-            raise CheckpointError(f"{self._told(path)} contains itself, so a checkpoint cannot hold it: leave it out.")
+            raise CheckpointError(f"{self._place(path)} contains itself, so a checkpoint cannot hold it: leave it out.")
         if len(path) >= DEPTH:
             raise CheckpointError(
-                f"{self._told(path[:3])}… has more than {DEPTH} levels, the most that a checkpoint can have: flatten "
+                f"{self._place(path[:3])}… has more than {DEPTH} levels, the most that a checkpoint can have: flatten "
                 "it."
             )
         self._within.add(id(value))
@@ -125,7 +125,7 @@ class _Taking:
         if key is None or (isinstance(key, bool | str | int | float) and not isinstance(key, np.generic)):
             return _plain(key)
         raise CheckpointError(
-            f"{self._told(path)} has the key {key!r}, a `{type_name(key)}`: the keys of a checkpoint can be text, "
+            f"{self._place(path)} has the key {key!r}, a `{type_name(key)}`: the keys of a checkpoint can be text, "
             "numbers, bools, None and tuples of these."
         )
 
@@ -133,12 +133,12 @@ class _Taking:
         dtype = array.dtype
         if dtype.hasobject:
             raise CheckpointError(
-                f"{self._told(path)} is an array of Python objects, which a checkpoint cannot hold: give it a dtype, "
+                f"{self._place(path)} is an array of Python objects, which a checkpoint cannot hold: give it a dtype, "
                 "or make it a list."
             )
         if dtype.isbuiltin == 2:  # another package's dtype, which cannot be restored from its name alone
             raise CheckpointError(
-                f"{self._told(path)} is an array of {dtype}, which is not one of NumPy's own dtypes: save it as "
+                f"{self._place(path)} is an array of {dtype}, which is not one of NumPy's own dtypes: save it as "
                 "float32, for example."
             )
         return array
@@ -153,7 +153,7 @@ class _Taking:
         self.leaves[name] = leaf
         return name
 
-    def _told(self, path: tuple[Any, ...]) -> str:
+    def _place(self, path: tuple[Any, ...]) -> str:
         return self.called + "".join(f"[{_text(part, repr)}]" for part in path)
 
 

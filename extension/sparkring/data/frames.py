@@ -295,13 +295,13 @@ def version_of(frame: DataFrame, *, by_partition: bool = False) -> str:
 
 def _by_plan(frame: DataFrame) -> str:
     try:
-        facts = _told(frame)
+        facts = _facts(frame)
     except Exception:  # Spark's internal classes may differ in this version; version_of() then uses the rows
         return ""
     return f"plan-{_digest(facts)}" if facts else ""
 
 
-def _told(frame: DataFrame) -> list[str]:
+def _facts(frame: DataFrame) -> list[str]:
     """Return everything that determines the rows, in a fixed order, or [] if the plan does not determine the rows."""
     execution, session = frame._jdf.queryExecution(), frame.sparkSession
     if "InMemoryRelation" in execution.withCachedData().toString():

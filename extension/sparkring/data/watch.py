@@ -76,7 +76,7 @@ class Watch:
     def backlog_rows(self) -> int | None:
         import pyarrow.parquet as pq
 
-        waiting = self._found().keys() - self._given - self._incomplete
+        waiting = self._matching_files().keys() - self._given - self._incomplete
         for name in sorted(waiting - self._rows.keys())[:FOOTERS]:
             file = self._folder / name
             try:
@@ -87,7 +87,7 @@ class Watch:
         known = [self._rows[name] for name in waiting if name in self._rows]
         return round(sum(known) / len(known) * len(waiting)) if known else 0
 
-    def _found(self) -> dict[str, tuple[float, int]]:
+    def _matching_files(self) -> dict[str, tuple[float, int]]:
         """Return the modification time and the size of each file that matches the pattern."""
         import fnmatch
 
@@ -105,7 +105,7 @@ class Watch:
 
     def _ready(self) -> list[str]:
         """Return the new files whose size has not changed since the last look. The others may be incomplete."""
-        files = self._found()
+        files = self._matching_files()
         self._forget(files)
         new = {name: stamp for name, stamp in files.items() if name not in self._given}
         ready = [name for name, (_, size) in new.items() if self._sizes.get(name) == size]

@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        return _told(self.dtype, self.shape)
+        return _type_text(self.dtype, self.shape)
 
 
 def check(spec: Any, source: Source, schema_fields: Any, *, batched: bool, every_change: bool) -> None:
@@ -158,7 +158,7 @@ def _check_value(value: Any, field: Any, name: str, batched: bool) -> None:
     if _is_null(value):
         if not field.nullable:
             raise DataError(f"{name}: after the transform, field {field.name!r} is None; expected "
-                            f"{_told(field.numpy_dtype, field.shape)}, not nullable.")  # fmt: skip
+                            f"{_type_text(field.numpy_dtype, field.shape)}, not nullable.")  # fmt: skip
         return
     actual = _see(value)
     as_expected = _same_shape(actual.shape, field.shape) and _same_dtype(actual.dtype, field.numpy_dtype)
@@ -169,7 +169,7 @@ def _check_value(value: Any, field: Any, name: str, batched: bool) -> None:
     if not as_expected:
         of = f" ({type(value).__module__}.{type(value).__name__})" if hasattr(value, "shape") else ""
         raise DataError(f"{name}: after the transform, field {field.name!r} is {actual}{of}; its TransformSpec "
-                        f"declares {_told(field.numpy_dtype, field.shape)}.")  # fmt: skip
+                        f"declares {_type_text(field.numpy_dtype, field.shape)}.")  # fmt: skip
     if batched and len(field.shape) > 1:
         _check_flattens(value, field, name)
 
@@ -177,7 +177,7 @@ def _check_value(value: Any, field: Any, name: str, batched: bool) -> None:
 def _check_flattens(value: Any, field: Any, name: str) -> None:
     """Raise DataError if the workers of make_batch_reader, which flatten arrays, would not accept this one."""
     if None in field.shape:
-        raise DataError(f"{name}: the TransformSpec declares {_told(field.numpy_dtype, field.shape)} for field "
+        raise DataError(f"{name}: the TransformSpec declares {_type_text(field.numpy_dtype, field.shape)} for field "
                         f"{field.name!r}: with make_batch_reader, an array of several dimensions must have the same "
                         "shape in all rows. Declare this shape.")  # fmt: skip
     if not value.flags.c_contiguous:
@@ -244,7 +244,7 @@ def _is_null(value: Any) -> bool:
     return value is None or type(value).__name__ in ("NaTType", "NAType")
 
 
-def _told(dtype: Any, shape: tuple[int | None, ...]) -> str:
+def _type_text(dtype: Any, shape: tuple[int | None, ...]) -> str:
     import numpy as np
 
     if dtype is None or dtype is Decimal or (isinstance(dtype, type) and not issubclass(dtype, np.generic)):

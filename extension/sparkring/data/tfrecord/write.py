@@ -84,7 +84,7 @@ def write_tfrecord(
             source = shards(copy, batch_size, shuffle=False, remainder="join", rank=0, size=1)
             _refuse_nulls(source, called)
         with contextlib.closing(batches(source, batch_size, called)) as stream:  # also ends the thread that reads ahead
-            reported_batches = _told(stream, target, say)
+            reported_batches = _with_progress(stream, target, say)
             columns, written = _write(reported_batches, target, _names(count, prefixes), compression, called)
         schema = Schema(columns, batch_size, sum(file.rows for file in written), written, compression)
         with _usable(target):
@@ -160,7 +160,7 @@ def _names(count: int, prefixes: int) -> list[str]:
     return [f"{spread[index % prefixes]}/{name}" for index, name in enumerate(names)]
 
 
-def _told(stream: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
+def _with_progress(stream: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
     """Yield the batches of `stream`, and call `say` with the number of rows at growing intervals."""
     began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
     for batch in stream:
