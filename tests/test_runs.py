@@ -154,7 +154,7 @@ def test_what_ranks_use_is_saved_less_often_later(size, lines):
         events.RankUsed(50, at, 8, 10**9, time=100.0 + at, rank=rank) for at in range(5, 3600, 5) for rank in ranks
     ]
     path = save("used", [started, *found, events.RunFinished(3_800.0, "finished")]).path
-    kept = list(run_store.told(path, events.RankUsed))
+    kept = list(run_store.events_of_kind(path, events.RankUsed))
     assert len(kept) <= 2 * lines
     assert {*kept[-2:]} == {*found[-2:]}
     assert [rank.used for rank in run_store.load(path).ranks] == [rank.used for rank in replay([started, *found]).ranks]
@@ -583,7 +583,7 @@ def test_a_run_that_prints_and_reports_a_lot(small):
     assert run_store.load(path) == live.record
     assert_logs(path, 4_000, live.record.left_out_lines)
     assert run_store.last(path) is None
-    assert len(list(run_store.told(path, events.Metrics))) == len(live.record.metrics)
+    assert len(list(run_store.events_of_kind(path, events.Metrics))) == len(live.record.metrics)
     assert "left out)" in describe.log_path(live.record)
     assert sum("SPARKRING_KEEP_RUN_MB sets" in notice.text for notice in live.record.notices) == 1
     ended = live.close("finished")

@@ -47,7 +47,7 @@ def _compress_all() -> None:
 
 def compress(folder: Path) -> None:
     """Compress the large files of a run that has ended."""
-    for segment in (each for those in segments_by_rank(folder).values() for each in those):
+    for segment in (segment for those in segments_by_rank(folder).values() for segment in those):
         path = segment.path
         if path.exists() and path.stat().st_size >= LARGE_FILE_BYTES:
             with path.open("rb") as file:

@@ -70,22 +70,22 @@ class _Measured(NamedTuple):
     time: float
 
 
-def curves_of(record: RunRecord, found: Table, most: int = CURVE_POINTS) -> list[list[Curve]]:
+def curves_of(record: RunRecord, table: Table, most: int = CURVE_POINTS) -> list[list[Curve]]:
     """Return the curves of each chart, with at most `most` points in each of the lines that make up a curve.
 
     A training metric and its validation metric (`loss`, `val_loss`) share a chart.
     A metric has no curve if it is finite at fewer than 3 positions, or if no rank has reported it twice.
     """
     charts: dict[str, list[Curve]] = {}
-    measured, ahead, undone = _measured(record, found)
-    last, chosen = found.last(), _chosen_by_checkpoints(record)
-    for name in sorted(found.names, key=lambda name: name.startswith("val_")):
+    measured, ahead, undone = _measured(record, table)
+    last, chosen = table.last(), _chosen_by_checkpoints(record)
+    for name in sorted(table.names, key=lambda name: name.startswith("val_")):
         mine = _finite(measured.get(name, ()))
-        reports = Counter(rank for each in mine for rank in each.by_rank)
+        reports = Counter(rank for measurement in mine for rank in measurement.by_rank)
         if len(mine) > 2 and max(reports.values()) > 1:
-            beyond = [each for each in _finite(ahead.get(name, ())) if each.x > mine[-1].x]
+            beyond = [measurement for measurement in _finite(ahead.get(name, ())) if measurement.x > mine[-1].x]
             stride = -(-(len(mine) + len(beyond)) // most)
-            going = {rank for each in beyond for rank in each.by_rank}
+            going = {rank for measurement in beyond for rank in measurement.by_rank}
             (points, by_rank), (faster, their) = _thinned(mine, stride, going), _thinned(beyond, stride)
             for rank, line in their.items():
                 by_rank.setdefault(rank, []).extend(line)
@@ -110,25 +110,29 @@ def _mode(name: str) -> _Mode | None:
 
 def _chosen_by_checkpoints(record: RunRecord) -> dict[str, _Mode]:
     """Return the metric by which the best checkpoint was chosen, with its mode, if there is only one such metric."""
-    best = next((each.saved for each in reversed(record.checkpoints) if each.saved.best), None)
+    best = next((checkpoint.saved for checkpoint in reversed(record.checkpoints) if checkpoint.saved.best), None)
     if best is None:
         return {}
-    place, found = (best.folder, best.kind), dict[str, _Mode]()
-    others = [each.saved.metrics for each in record.checkpoints if (each.saved.folder, each.saved.kind) == place]
+    place, modes = (best.folder, best.kind), dict[str, _Mode]()
+    others = [
+        checkpoint.saved.metrics
+        for checkpoint in record.checkpoints
+        if (checkpoint.saved.folder, checkpoint.saved.kind) == place
+    ]
     for name, value in best.metrics.items():
-        values = {each[name] for each in others if name in each}
+        values = {metrics[name] for metrics in others if name in metrics}
         if len(values) > 1 and value in (min(values), max(values)):
-            found[name] = "min" if value == min(values) else "max"
-    return found if len(found) == 1 else {}
+            modes[name] = "min" if value == min(values) else "max"
+    return modes if len(modes) == 1 else {}
 
 
 def _best(measured: list[_Measured], mode: _Mode, going: Container[int]) -> tuple[float, float] | None:
     """Return the position and the value of the best mean over all ranks that report the metric."""
     points, _ = _thinned(measured, 1, going)
     ranks, complete = set[int](), 0  # the means at positions before `complete` do not cover all ranks
-    for at, each in enumerate(measured):
-        if not ranks.issuperset(each.by_rank):
-            ranks.update(each.by_rank)
+    for at, measurement in enumerate(measured):
+        if not ranks.issuperset(measurement.by_rank):
+            ranks.update(measurement.by_rank)
             complete = at
     pick = min if mode == "min" else max
     best = pick(points[complete:], key=lambda point: point.value.mean)
@@ -138,43 +142,43 @@ def _best(measured: list[_Measured], mode: _Mode, going: Container[int]) -> tupl
 _ByName = dict[str, list[_Measured]]
 
 
-def _measured(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
+def _measured(record: RunRecord, table: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
     """Return three kinds of measurements, each by metric: those that cover all ranks, later ones that only the faster
     ranks have reported so far, and, for each attempt, those that a restart has undone."""
     measured: _ByName = {}
     ahead: _ByName = {}
     undone: dict[int, _ByName] = {}
-    if _by_steps(found):
-        return _within_epochs(record, found)
-    xs, kept = _xs(found), _kept(found)
-    for row, x, keep in zip(found.rows, xs, kept, strict=True):
+    if _by_steps(table):
+        return _within_epochs(record, table)
+    xs, kept = _xs(table), _kept(table)
+    for row, x, keep in zip(table.rows, xs, kept, strict=True):
         where = measured if keep else undone.setdefault(row.attempt, {})
         for name, by_rank in row.by_rank.items():
             where.setdefault(name, []).append(_Measured(x, by_rank, row.first))
-    newest = found.rows[-1]
-    later = [row for row in found.ahead if not found.laps or row[:3] > newest[:3]]
-    for number, row in enumerate(later, len(found.rows) + 1):
+    newest = table.rows[-1]
+    later = [row for row in table.ahead if not table.laps or row[:3] > newest[:3]]
+    for number, row in enumerate(later, len(table.rows) + 1):
         for name, by_rank in row.by_rank.items():
-            ahead.setdefault(name, []).append(_Measured(number if found.laps else row.at, by_rank, row.first))
+            ahead.setdefault(name, []).append(_Measured(number if table.laps else row.at, by_rank, row.first))
     return measured, ahead, undone
 
 
-def _by_steps(found: Table) -> bool:
+def _by_steps(table: Table) -> bool:
     """Return whether to draw the curves by step, because restarts have left too few rows for curves."""
-    return sum(_kept(found)) <= 2
+    return sum(_kept(table)) <= 2
 
 
-def _xs(found: Table) -> list[int]:
+def _xs(table: Table) -> list[int]:
     """Return the position of each row: its epoch or step, or the row's own number if counting started over."""
-    return [*range(1, len(found.rows) + 1)] if found.laps else [row.at for row in found.rows]
+    return [*range(1, len(table.rows) + 1)] if table.laps else [row.at for row in table.rows]
 
 
-def _kept(found: Table) -> list[bool]:
+def _kept(table: Table) -> list[bool]:
     """Return whether each row is kept. A row is undone if a later attempt began at or before its epoch or step."""
-    if found.laps or not found.rows or not found.rows[-1].attempt:
-        return [True] * len(found.rows)
+    if table.laps or not table.rows or not table.rows[-1].attempt:
+        return [True] * len(table.rows)
     kept, lowest = [], math.inf
-    for row, later in zip(found.rows[::-1], (None, *found.rows[:0:-1]), strict=True):
+    for row, later in zip(table.rows[::-1], (None, *table.rows[:0:-1]), strict=True):
         if later is not None and later.attempt != row.attempt:
             lowest = min(lowest, later.at)  # the first epoch or step of the later attempt
         kept.append(row.at < lowest)
@@ -184,9 +188,9 @@ def _kept(found: Table) -> list[bool]:
 _Places = dict[str, dict[float, _Measured]]
 
 
-def _within_epochs(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
+def _within_epochs(record: RunRecord, table: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
     """Return the same as _measured(), but for the values that were reported for steps."""
-    steps = list(_steps(record, found))
+    steps = list(_steps(record, table))
     begins: dict[int, float] = {}
     for attempt, x, *_ in steps:
         begins[attempt] = min(x, begins.get(attempt, x))
@@ -194,7 +198,7 @@ def _within_epochs(record: RunRecord, found: Table) -> tuple[_ByName, _ByName, d
     ahead: _Places = {}
     undone: dict[int, _Places] = {}
     for attempt, x, metrics, shown_values in steps:
-        lost = not found.laps and any(x >= begin for later, begin in begins.items() if later > attempt)
+        lost = not table.laps and any(x >= begin for later, begin in begins.items() if later > attempt)
         for name, value in metrics.values.items():
             part = undone.setdefault(attempt, {}) if lost else shown if name in shown_values else ahead
             # Reports are in the order of their times.
@@ -207,7 +211,7 @@ def _in_order(part: _Places) -> _ByName:
     return {name: [places[x] for x in sorted(places)] for name, places in part.items()}
 
 
-def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metrics, dict[str, float]]]:
+def _steps(record: RunRecord, table: Table) -> Iterator[tuple[int, float, Metrics, dict[str, float]]]:
     """Yield for each report with a step: the attempt, the step, the report, and the values that the table shows.
 
     Step numbers continue from one epoch to the next. If it is not known how many steps an epoch has, its last report
@@ -216,16 +220,16 @@ def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metric
     """
 
     def place_of(attempt: int, lap: int, at: int) -> tuple[int, ...]:
-        return (attempt, lap, at) if found.laps else (at,)  # if counting started over, nothing is at the same place
+        return (attempt, lap, at) if table.laps else (at,)  # if counting started over, nothing is at the same place
 
-    rows = [row[:3] for row in (*found.rows, *found.ahead)]
+    rows = [row[:3] for row in (*table.rows, *table.ahead)]
     numbers = {place: number for number, place in enumerate(sorted({place_of(*row) for row in rows}))}
-    if found.by == "epoch" and not found.laps:
+    if table.by == "epoch" and not table.laps:
         numbers = {place: place[0] - 1 for place in numbers}  # the run may have continued in a later epoch
     sizes = dict[int, int]()  # each rank's number of steps in an epoch
     reached = dict[tuple[int, tuple[int, ...]], int]()  # each rank's last step in each place
     steps: dict[tuple[int, ...], list[tuple[int, int, int, Metrics, dict[str, float]]]] = {}
-    for (attempt, lap, at), metrics, values in shared(record, found.by):
+    for (attempt, lap, at), metrics, values in shared(record, table.by):
         place, rank, step, size = place_of(attempt, lap, at), metrics.rank, metrics.step, metrics.steps or 0
         if size:
             sizes[rank] = size
@@ -240,35 +244,35 @@ def _steps(record: RunRecord, found: Table) -> Iterator[tuple[int, float, Metric
         those = [step for _, step, _, _, _ in steps[place]]
         begin = end if min(those) <= last else 0  # if steps do not start over, they are counted over all epochs
         for attempt, step, size, metrics, values in steps[place]:
-            yield attempt, step + (numbers[place] * size if size and found.by == "epoch" else begin), metrics, values
+            yield attempt, step + (numbers[place] * size if size and table.by == "epoch" else begin), metrics, values
         last, end = max(those), begin + max(those) + (min(those) == 0)
 
 
-def curve_axis(record: RunRecord, found: Table) -> str:
+def curve_axis(record: RunRecord, table: Table) -> str:
     """Return what the curves' horizontal axis counts."""
-    if _by_steps(found):
+    if _by_steps(table):
         return "step"
-    counted = noun(record, found)
-    return f"{counted}{'es' if counted == 'batch' else 's'} in total" if found.laps else counted
+    counted = noun(record, table)
+    return f"{counted}{'es' if counted == 'batch' else 's'} in total" if table.laps else counted
 
 
-def other_axes(record: RunRecord, found: Table) -> dict[str, tuple[float, float]]:
+def other_axes(record: RunRecord, table: Table) -> dict[str, tuple[float, float]]:
     """Return what else the horizontal axis can count: epochs instead of steps, or steps instead of epochs.
 
     Each name has the numbers (offset, factor) that turn a position on curve_axis() into one on this axis. An epoch must
     have the same number of steps everywhere.
     """
     sizes = {metrics.steps for metrics in record.metrics if metrics.epoch is not None and metrics.steps}
-    if found.by != "epoch" or len(sizes) != 1:
+    if table.by != "epoch" or len(sizes) != 1:
         return {}
     steps = sizes.pop()
-    if _by_steps(found):
+    if _by_steps(table):
         return {"epoch": (0, 1 / steps)}
     return {"step": (0, steps)}
 
 
 def _finite(measured: Iterable[_Measured]) -> list[_Measured]:
-    return [each for each in measured if math.isfinite(sum(each.by_rank.values()))]
+    return [measurement for measurement in measured if math.isfinite(sum(measurement.by_rank.values()))]
 
 
 _Lines = dict[int, list[tuple[float, float]]]
@@ -291,47 +295,47 @@ def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ())
     If a rank has none of these measurements, its value is interpolated. After a rank's last measurement, the value of
     that measurement is used. Ranks in `going` have later reports, so they are included up to the last measurement.
     """
-    last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
-    gaps = any(len(each.by_rank) < len(last) for each in measured)
+    last = {rank: at for at, measurement in enumerate(measured) for rank in measurement.by_rank}
+    gaps = any(len(measurement.by_rank) < len(last) for measurement in measured)
     measurements: _Lines = {rank: [] for rank in last}
-    for each in measured if gaps else ():
-        for rank, number in each.by_rank.items():
-            measurements[rank].append((each.x, number))
+    for measurement in measured if gaps else ():
+        for rank, number in measurement.by_rank.items():
+            measurements[rank].append((measurement.x, number))
     seen = Counter[int]()
     points: list[Point] = []
     by_rank: _Lines = {}
     for begin in range(0, len(measured), stride):
         some = measured[begin : begin + stride]
         x, values = some[-1].x, dict[int, list[float]]()
-        for each in some:
-            for rank, number in each.by_rank.items():
+        for measurement in some:
+            for rank, number in measurement.by_rank.items():
                 values.setdefault(rank, []).append(number)
         for rank in by_rank:
             there = rank in going or last[rank] >= min(begin, STILL_THERE * len(measured))
             if rank not in values and there:
                 own, at = measurements[rank], seen[rank]
                 values[rank] = [between(own[at - 1], own[at] if at < len(own) else None, x)]
-        for each in some if gaps else ():
-            seen.update(each.by_rank.keys())
-        means = {rank: mean(found) for rank, found in values.items()}
-        low = min((min(found), rank) for rank, found in values.items())
-        high = max((max(found), rank) for rank, found in values.items())
+        for measurement in some if gaps else ():
+            seen.update(measurement.by_rank.keys())
+        means = {rank: mean(numbers) for rank, numbers in values.items()}
+        low = min((min(numbers), rank) for rank, numbers in values.items())
+        high = max((max(numbers), rank) for rank, numbers in values.items())
         points.append(Point(x, Spread(mean([*means.values()]), low[0], high[0]), low[1], high[1], some[-1].time))
         for rank, number in means.items():
             by_rank.setdefault(rank, []).append((x, number))
     return tuple(points), by_rank
 
 
-def marks_of(record: RunRecord, found: Table) -> list[Mark]:
+def marks_of(record: RunRecord, table: Table) -> list[Mark]:
     """Return marks where checkpoints were saved, and where attempts began after a restart."""
-    by_time = _by_time(record, found)
+    by_time = _by_time(record, table)
     if not by_time:
         return []
     marked = []
-    for each in record.checkpoints:
-        if each.attempt or not record.attempts:  # otherwise, an earlier run saved the checkpoint
-            exact = found.by == "step" and not (_by_steps(found) or found.laps) and each.saved.kind == "sparkring"
-            marked.append(Mark(each.saved.step if exact else _x_at(by_time, each.saved.time), "checkpoint"))
+    for checkpoint in record.checkpoints:
+        if checkpoint.attempt or not record.attempts:  # otherwise, an earlier run saved the checkpoint
+            exact = table.by == "step" and not (_by_steps(table) or table.laps) and checkpoint.saved.kind == "sparkring"
+            marked.append(Mark(checkpoint.saved.step if exact else _x_at(by_time, checkpoint.saved.time), "checkpoint"))
     for attempt in record.attempts[1:]:
         first = bisect.bisect_left(by_time, (attempt.started, -math.inf))
         if first < len(by_time):
@@ -342,11 +346,11 @@ def marks_of(record: RunRecord, found: Table) -> list[Mark]:
     return sorted(apart.values())
 
 
-def _by_time(record: RunRecord, found: Table) -> list[tuple[float, float]]:
+def _by_time(record: RunRecord, table: Table) -> list[tuple[float, float]]:
     """Return the time of each report, with the position on the horizontal axis that the run had reached by then."""
-    if not _by_steps(found):
-        return sorted((row.time, float(x)) for row, x in zip(found.rows, _xs(found), strict=True))
-    return sorted((metrics.time, x) for _, x, metrics, values in _steps(record, found) if values)
+    if not _by_steps(table):
+        return sorted((row.time, float(x)) for row, x in zip(table.rows, _xs(table), strict=True))
+    return sorted((metrics.time, x) for _, x, metrics, values in _steps(record, table) if values)
 
 
 def _x_at(by_time: list[tuple[float, float]], time: float) -> float:

@@ -13,10 +13,13 @@ from sparkring.history.events import Metrics
 
 def with_report(reports: Sequence[Metrics], report: Metrics) -> tuple[Metrics, ...]:
     """Return the reports of all ranks, which this function has returned before, with a new report at the end."""
-    told = _within_epoch(reports, report)
-    if told.steps != report.steps:  # earlier reports may still have the total of all epochs
-        reports = [each._replace(steps=told.steps) if each.steps == report.steps else each for each in reports]
-    return (*reports, told)
+    new_report = _within_epoch(reports, report)
+    if new_report.steps != report.steps:  # earlier reports may still have the total of all epochs
+        reports = [
+            earlier._replace(steps=new_report.steps) if earlier.steps == report.steps else earlier
+            for earlier in reports
+        ]
+    return (*reports, new_report)
 
 
 def _within_epoch(reports: Sequence[Metrics], report: Metrics) -> Metrics:
@@ -28,24 +31,24 @@ def _within_epoch(reports: Sequence[Metrics], report: Metrics) -> Metrics:
     # How many epochs come before this one. If the run continues in a later epoch, users may count from 0 or from 1.
     earlier = (epoch - first,) if first in (0, 1) else (epoch - 1, epoch)
     of_epoch = steps // epochs if epochs and steps % epochs == 0 else steps
-    for each in (steps, of_epoch):  # users may give the number of steps in an epoch, or that of all epochs
+    for length in (steps, of_epoch):  # users may give the number of steps in an epoch, or that of all epochs
         for done in earlier:
-            within = step - done * each
-            if done and 0 <= within <= each and (step > steps or _counts_all(reports, report, each, done)):
-                return report._replace(step=within, steps=each)
+            within = step - done * length
+            if done and 0 <= within <= length and (step > steps or _counts_all(reports, report, length, done)):
+                return report._replace(step=within, steps=length)
     return report
 
 
-def _counts_all(reports: Sequence[Metrics], report: Metrics, each: int, done: int) -> bool:
+def _counts_all(reports: Sequence[Metrics], report: Metrics, length: int, done: int) -> bool:
     """Whether the rank's previous report shows that the step in `report` is counted over all epochs.
 
-    There would be `done` earlier epochs of `each` steps. A step that is counted within the epoch can have the same
+    There would be `done` earlier epochs of `length` steps. A step that is counted within the epoch can have the same
     number. In that case, the last step of the previous epoch is larger than it would be otherwise.
     """
     before = next((it for it in reversed(reports) if it.rank == report.rank and (it.steps or it.ends_epoch)), None)
     if before is None or before.ends_epoch:  # a callback of a framework reports ends, and counts within the epoch
         return False
-    if before.steps == each != report.steps:
+    if before.steps == length != report.steps:
         return True
     last, since = before.step or 0, (report.epoch or 0) - (before.epoch or 0)
-    return since > 0 and last < (report.step or 0) and 0 <= last - (done - since) * each <= each
+    return since > 0 and last < (report.step or 0) and 0 <= last - (done - since) * length <= length

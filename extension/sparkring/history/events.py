@@ -438,8 +438,8 @@ def is_known(kind: str) -> bool:
 
 def to_json(event: Event, **more: Any) -> str:
     """Return the event as JSON, with its type and the fields `more`, but without `data`, which is saved separately."""
-    found = {name: plain(value) for name, value in event._asdict().items() if name != "data"}
-    return json.dumps({"type": type(event).__name__, **found, **more})
+    fields = {name: plain(value) for name, value in event._asdict().items() if name != "data"}
+    return json.dumps({"type": type(event).__name__, **fields, **more})
 
 
 def plain(value: Any) -> Any:
@@ -452,17 +452,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, Mapping) and any(isinstance(key, tuple) for key in value):
-        return [[key, plain(each)] for key, each in value.items()]
+        return [[key, plain(item)] for key, item in value.items()]
     if not isinstance(value, tuple) or isinstance(value, Piece):
         return value
     named = value._asdict() if hasattr(value, "_asdict") else None
-    return list(map(plain, value)) if named is None else {name: plain(each) for name, each in named.items()}
+    return list(map(plain, value)) if named is None else {name: plain(item) for name, item in named.items()}
 
 
-def from_json(found: dict[str, Any]) -> Event:
-    """Return the event that to_json() wrote; unknown fields are ignored. Any `data` must have been added to `found`."""
-    kind: Any = _BY_NAME[found["type"]]
-    event: Event = converter(kind)(found)
+def from_json(content: dict[str, Any]) -> Event:
+    """Return the event that to_json() wrote, without unknown fields. Any `data` must have been added to `content`."""
+    kind: Any = _BY_NAME[content["type"]]
+    event: Event = converter(kind)(content)
     return event
 
 
@@ -473,35 +473,40 @@ def converter(hint: Any) -> Callable[[Any], Any]:
     if hasattr(hint, "_fields"):
         fields = {name: converter(field) for name, field in get_type_hints(hint).items()}
 
-        def make(found: Any) -> Any:
-            if isinstance(found, list):  # a Piece
-                return hint(*found)
-            found = _of_0_1(found) if hint is Failure and "kind" in found else found
-            return hint(**{name: convert(found[name]) for name, convert in fields.items() if name in found})
+        def make(content: Any) -> Any:
+            if isinstance(content, list):  # a Piece
+                return hint(*content)
+            content = _of_0_1(content) if hint is Failure and "kind" in content else content
+            return hint(**{name: convert(content[name]) for name, convert in fields.items() if name in content})
 
         return make
     if origin is tuple:
         convert_item = converter(arguments[0])
-        return lambda found: tuple(map(convert_item, found))
+        return lambda items: tuple(map(convert_item, items))
     if origin is Mapping:
         convert_value = converter(arguments[1])
         if get_origin(arguments[0]) is tuple:
-            return lambda found: {tuple(key): convert_value(each) for key, each in found}
-        return lambda found: {name: convert_value(each) for name, each in found.items()}
+            return lambda pairs: {tuple(key): convert_value(value) for key, value in pairs}
+        return lambda mapping: {name: convert_value(value) for name, value in mapping.items()}
     if hint is bytes:
-        return lambda found: found if isinstance(found, bytes) else found.encode("latin-1")
+        return lambda text: text if isinstance(text, bytes) else text.encode("latin-1")
     if types.NoneType in arguments:
         convert = converter(arguments[0])
-        return lambda found: None if found is None else convert(found)
-    return lambda found: found
+        return lambda value: None if value is None else convert(value)
+    return lambda value: value
 
 
-def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:
+def _of_0_1(content: dict[str, Any]) -> dict[str, Any]:
     """Convert a failure that version 0.1 saved. There, the cause is spread over several fields and the summary."""
-    named = {"code": "code", "damaged": "damaged checkpoint"}.get(found.get("cause", ""), found["kind"])
-    cause = "interrupt" if found.get("interrupt") else "echo" if found.get("follows") else named
-    signal = re.search(r"killed by (SIG\w+|signal \d+)", found["summary"]) if cause == "signal" else None
-    code = re.search(r"exited with code (-?\d+)", found["summary"]) if cause == "exit" else None
-    if signal is not None and found["summary"].startswith("out of memory"):
+    named = {"code": "code", "damaged": "damaged checkpoint"}.get(content.get("cause", ""), content["kind"])
+    cause = "interrupt" if content.get("interrupt") else "echo" if content.get("follows") else named
+    signal = re.search(r"killed by (SIG\w+|signal \d+)", content["summary"]) if cause == "signal" else None
+    code = re.search(r"exited with code (-?\d+)", content["summary"]) if cause == "exit" else None
+    if signal is not None and content["summary"].startswith("out of memory"):
         cause = "out of memory"
-    return {**found, "cause": cause, "signal": signal[1] if signal else "", "exit_code": int(code[1]) if code else None}
+    return {
+        **content,
+        "cause": cause,
+        "signal": signal[1] if signal else "",
+        "exit_code": int(code[1]) if code else None,
+    }

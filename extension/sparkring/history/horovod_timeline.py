@@ -106,18 +106,18 @@ def _refuse(constant: str) -> NoReturn:
 
 def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
     """Say what is wrong with a timeline; return '' if nothing is wrong."""
-    found = []
+    problems = []
     if not whole:
-        found.append("its end is missing: the connection to the rank was lost")
+        problems.append("its end is missing: the connection to the rank was lost")
     if cut:
-        found.append(f"its last {cut / 2**20:,.0f} MiB were left out, since the timeline is too large")
+        problems.append(f"its last {cut / 2**20:,.0f} MiB were left out, since the timeline is too large")
     if scanner.broken >= BROKEN_PLACES:
-        found.append(f"reading stopped after {BROKEN_PLACES:,} parts that cannot be read")
+        problems.append(f"reading stopped after {BROKEN_PLACES:,} parts that cannot be read")
     elif scanner.broken > 1:  # one unreadable part is normal, where the file was cut off
-        found.append(f"{scanner.broken:,} parts of it cannot be read")
+        problems.append(f"{scanner.broken:,} parts of it cannot be read")
     if not tally.operations:
-        found.append("it has no completed operation")
-    return "; ".join(found)
+        problems.append("it has no completed operation")
+    return "; ".join(problems)
 
 
 class Arriving:
@@ -162,9 +162,9 @@ class Arriving:
         problem = _problem(self._scanner, self._tally, whole=whole and not self._damaged, cut=cut)
         return self._tally.summary(time, name, self._written, attempt, problem)
 
-    def _take(self, found: Iterable[tuple[dict[str, Any], str]]) -> None:
+    def _take(self, events: Iterable[tuple[dict[str, Any], str]]) -> None:
         texts = []
-        for event, text in found:
+        for event, text in events:
             self._tally.add(event)
             texts.append(text)
         if texts:
@@ -275,8 +275,8 @@ class Tally:
         wall = {phase: spent / 1e6 for phase, spent in self._wall.items()}
         used = [_times(tensor) for tensor in self._tensors.values() if tensor.spent]
         late = [Lateness(rank, times, stretches.covered / 1e6) for rank, (times, stretches) in self._late.items()]
-        slowest = tuple(sorted(used, key=lambda each: -each.total_s)[:SLOWEST])
-        latest = tuple(sorted(late, key=lambda each: -each.waited_s)[:LATEST])
+        slowest = tuple(sorted(used, key=lambda tensor: -tensor.total_s)[:SLOWEST])
+        latest = tuple(sorted(late, key=lambda lateness: -lateness.waited_s)[:LATEST])
         reducing = wall["reducing"] + wall["operation"]
         phases = sum(wall.values()), wall["negotiating"], wall["waiting"], wall["copying"], reducing, wall["elsewhere"]
         counts = self.operations, len(used)

@@ -120,20 +120,20 @@ class ItemsRecord(NamedTuple):
     @property
     def known(self) -> list[ItemRecord]:
         """The running and the ended items, in the order of their numbers."""
-        return sorted((*self.running, *self.ended), key=lambda each: each.item)
+        return sorted((*self.running, *self.ended), key=lambda item: item.item)
 
 
 def item_on(items: ItemsRecord, rank: int) -> int:
     """Return the number of the item that a rank is running or ran last; if it has run none, the number of the rank."""
     slot = rank // items.ranks_each
-    found = (each.item for each in itertools.chain(items.running, reversed(items.ended)) if each.slot == slot)
-    return next(found, rank)
+    numbers = (record.item for record in itertools.chain(items.running, reversed(items.ended)) if record.slot == slot)
+    return next(numbers, rank)
 
 
 def planned(items: ItemsRecord | None, event: events.ItemsPlanned) -> ItemsRecord:
     """Return the items with the numbers of the event: how many items there are, and how many can run at once."""
-    found = items or ItemsRecord(event.at_once)
-    return found._replace(at_once=event.at_once, ranks_each=event.ranks_each, total=event.total, up=event.up)
+    records = items or ItemsRecord(event.at_once)
+    return records._replace(at_once=event.at_once, ranks_each=event.ranks_each, total=event.total, up=event.up)
 
 
 def started(items: ItemsRecord, event: events.ItemStarted, host: str) -> ItemsRecord:
@@ -151,15 +151,15 @@ def searching(items: ItemsRecord, event: events.SearchBegan | events.SearchEnded
 
 def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:
     """Return the items after an attempt has ended."""
-    found = next(each for each in items.running if each.item == event.item)
-    items = items._replace(running=tuple(each for each in items.running if each is not found))
+    item = next(candidate for candidate in items.running if candidate.item == event.item)
+    items = items._replace(running=tuple(other for other in items.running if other is not item))
     if event.ending == "again":
         return items._replace(again=items.again + 1)
-    over = found._replace(state=event.ending, ended=event.time, value=event.value, failure=event.failure)
+    over = item._replace(state=event.ending, ended=event.time, value=event.value, failure=event.failure)
     searched = "" if items.search is None else items.search.metric
     if over.curves:
         share = max(FEWEST_POINTS, POINTS_KEPT // ((items.over + 1) * len(over.curves)))
-        curves = {name: each if name == searched else thinned(each, share) for name, each in over.curves.items()}
+        curves = {name: curve if name == searched else thinned(curve, share) for name, curve in over.curves.items()}
         over = over._replace(curves=curves)
     if event.seconds:  # more exact than the driver's times: several short items may be reported to the driver at once
         over = over._replace(started=event.time - event.seconds)
@@ -177,12 +177,12 @@ def measured(items: ItemsRecord, event: events.Metrics) -> ItemsRecord:
     """Return the items after a rank has reported metrics. If an item has several ranks, the first rank's values win."""
     slot, place = divmod(event.rank, items.ranks_each)
 
-    def told(each: ItemRecord) -> ItemRecord:
+    def with_metrics(item: ItemRecord) -> ItemRecord:
         if place:
-            return each._replace(metrics={**event.values, **each.metrics})
-        return _longer(each._replace(metrics={**each.metrics, **event.values}), items.search, event)
+            return item._replace(metrics={**event.values, **item.metrics})
+        return _longer(item._replace(metrics={**item.metrics, **event.values}), items.search, event)
 
-    return items._replace(running=tuple(told(each) if each.slot == slot else each for each in items.running))
+    return items._replace(running=tuple(with_metrics(item) if item.slot == slot else item for item in items.running))
 
 
 def _longer(item: ItemRecord, search: Search | None, report: events.Metrics) -> ItemRecord:

@@ -45,17 +45,17 @@ def coloured(text: str) -> list[tuple[str, str]]:
     text = text.lstrip("\b")
     pieces: list[tuple[str, str]] = []
     code, at = "", 0
-    for found in _SEQUENCE.finditer(text):
-        pieces.append((code, shown(text[at : found.start()])))
-        at = found.end()
-        is_colour = found["final"] == "m" and re.fullmatch(r"[0-9;:]*", found["parameters"])
-        code = (found["parameters"] or "0") if is_colour else ""
+    for match in _SEQUENCE.finditer(text):
+        pieces.append((code, shown(text[at : match.start()])))
+        at = match.end()
+        is_colour = match["final"] == "m" and re.fullmatch(r"[0-9;:]*", match["parameters"])
+        code = (match["parameters"] or "0") if is_colour else ""
     pieces.append((code, shown(text[at:])))
     return [piece for piece in pieces if piece[0] or piece[1]]
 
 
-def _picture(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _picture(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if code < 0x20:
         return chr(0x2400 + code)
     if code == 0x7F:
@@ -103,18 +103,18 @@ class Shared:
     ranks: list[int]
 
 
-def visible(found: Iterable[LogLine], logs: str) -> list[LogLine]:
+def visible(lines: Iterable[LogLine], logs: str) -> list[LogLine]:
     """Return the lines that `--logs` asks for, and all messages that ranks sent to the notebook on purpose."""
     if logs == "all":
-        return in_lines(found)
+        return in_lines(lines)
     rank = 0 if logs == "rank0" else None
-    return in_lines(line for line in found if line.rank == rank or line.stream == "message")
+    return in_lines(line for line in lines if line.rank == rank or line.stream == "message")
 
 
-def in_lines(found: Iterable[LogLine]) -> list[LogLine]:
+def in_lines(lines: Iterable[LogLine]) -> list[LogLine]:
     """Return the same lines, but with each message of several lines split into one LogLine per line."""
     cut: list[LogLine] = []
-    for line in found:
+    for line in lines:
         if line.stream == "message" and "\n" in line.text:
             cut += [line._replace(text=part.removesuffix("\r")) for part in line.text.rstrip("\n").split("\n")]
         else:
@@ -124,12 +124,12 @@ def in_lines(found: Iterable[LogLine]) -> list[LogLine]:
 
 def pending(record: RunRecord) -> list[LogLine]:
     """Return at most _PENDING lines whose end has not been printed yet, such as progress bars."""
-    found: list[LogLine] = []
+    lines: list[LogLine] = []
     for rank in record.ranks:
-        found += labelled(record, rank.partial_lines())
-        if len(found) >= _PENDING:
+        lines += labelled(record, rank.partial_lines())
+        if len(lines) >= _PENDING:
             break
-    return [line for line in visible(found, record.logs) if line.text.strip()][:_PENDING]
+    return [line for line in visible(lines, record.logs) if line.text.strip()][:_PENDING]
 
 
 # ── Folding ───────────────────────────────────────────────────────────────────
@@ -226,13 +226,13 @@ def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
     the lines of each rank in order. For example, if two ranks both print A B A B, the first A of one is folded into the
     first A of the other, and the second A into the second A, whether the ranks print in turn or in bursts.
     """
-    found: list[tuple[Block, str, list[int]]] = []
+    entries: list[tuple[Block, str, list[int]]] = []
     last_of: dict[int, int] = {}
     for block in blocks:
         line, text = block[0], _compared(block)
-        begin = max(last_of.get(line.rank, -1) + 1, len(found) - _FOLD_WITHIN_LINES)
-        for at in range(begin, len(found)):
-            other_block, other_text, ranks = found[at]
+        begin = max(last_of.get(line.rank, -1) + 1, len(entries) - _FOLD_WITHIN_LINES)
+        for at in range(begin, len(entries)):
+            other_block, other_text, ranks = entries[at]
             if text != other_text or not text:
                 continue
             other = other_block[0]
@@ -240,10 +240,10 @@ def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
                 ranks.append(line.rank)
                 break
         else:
-            at = len(found)
-            found.append((block, text, [line.rank]))
+            at = len(entries)
+            entries.append((block, text, [line.rank]))
         last_of[line.rank] = at
-    return [Shared(line, ranks) for block, _, ranks in found for line in block]
+    return [Shared(line, ranks) for block, _, ranks in entries for line in block]
 
 
 def _compared(block: Block) -> str:

@@ -69,13 +69,13 @@ class Table(NamedTuple):
     def newest(self, count: int) -> list[tuple[Row, dict[str, Spread]]]:
         """Return the last `count` rows, each with the Spread of every metric over the ranks."""
         first = max(0, len(self.rows) - count)
-        return [(self.rows[at], found) for at, found in self._spreads(range(first, len(self.rows)))]
+        return [(self.rows[at], spreads) for at, spreads in self._spreads(range(first, len(self.rows)))]
 
     def last(self) -> dict[str, Spread]:
         """Return the Spread of each metric's last values over the ranks."""
         at = {name: at for at, row in enumerate(self.rows) for name in row.by_rank}
-        found = dict(self._spreads({*at.values()}))
-        return {name: found[at[name]][name] for name in self.names}
+        spreads = dict(self._spreads({*at.values()}))
+        return {name: spreads[at[name]][name] for name in self.names}
 
     def _spreads(self, wanted: Collection[int]) -> Iterator[tuple[int, dict[str, Spread]]]:
         """Yield the number of each row that is `wanted`, and the Spread of each of the row's metrics.
@@ -91,20 +91,20 @@ class Table(NamedTuple):
             for name, values in row.by_rank.items():
                 known.setdefault(name, {}).update((rank, (row.at, value)) for rank, value in values.items())
             if number in wanted:
-                found = {}
+                spreads = {}
                 for name in row.by_rank:
                     there = [rank for rank in known[name] if self.reached[row.attempt, row.lap, name, rank] >= row.at]
-                    found[name] = spread(
+                    spreads[name] = spread(
                         between(known[name][rank], later.get((number, name, rank)), row.at) for rank in there
                     )
-                yield number, found
+                yield number, spreads
 
     def _later(self, wanted: Collection[int]) -> dict[tuple[int, str, int], tuple[float, float]]:
         """Return the place and the value of the next report of each rank that has not reported in a `wanted` row.
 
         The keys are the number of the row, the metric, and the rank.
         """
-        found: dict[tuple[int, str, int], tuple[float, float]] = {}
+        reports: dict[tuple[int, str, int], tuple[float, float]] = {}
         lap = (0, 0)
         following: dict[str, dict[int, tuple[float, float]]] = {}
         for number in range(len(self.rows) - 1, min(wanted, default=len(self.rows)) - 1, -1):
@@ -114,9 +114,9 @@ class Table(NamedTuple):
             for name, values in row.by_rank.items():
                 after = following.setdefault(name, {})
                 if number in wanted:
-                    found |= {(number, name, rank): after[rank] for rank in after.keys() - values.keys()}
+                    reports |= {(number, name, rank): after[rank] for rank in after.keys() - values.keys()}
                 after.update((rank, (row.at, value)) for rank, value in values.items())
-        return found
+        return reports
 
 
 # ── By epoch or step ──────────────────────────────────────────────────────────
@@ -266,22 +266,22 @@ def first_epoch(record: RunRecord) -> int:
 
 def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
     """Return the last value of each metric on each rank, for the ranks that reported metrics."""
-    found: dict[int, dict[str, float]] = {}
+    values: dict[int, dict[str, float]] = {}
     for metrics in record.metrics:
-        found.setdefault(metrics.rank, {}).update(metrics.values)
-    return dict(sorted(found.items()))
+        values.setdefault(metrics.rank, {}).update(metrics.values)
+    return dict(sorted(values.items()))
 
 
 def spread(values: Iterable[float]) -> Spread:
     """Return the mean, minimum and maximum of `values`. If a value is not finite, return it for all three."""
-    found = list(values)
-    if len(found) == 1:
-        return Spread(found[0], found[0], found[0])
-    if not math.isfinite(sum(found)):
-        odd = next((value for value in found if not math.isfinite(value)), None)
+    numbers = list(values)
+    if len(numbers) == 1:
+        return Spread(numbers[0], numbers[0], numbers[0])
+    if not math.isfinite(sum(numbers)):
+        odd = next((value for value in numbers if not math.isfinite(value)), None)
         if odd is not None:
             return Spread(odd, odd, odd)
-    return Spread(mean(found), min(found), max(found))
+    return Spread(mean(numbers), min(numbers), max(numbers))
 
 
 def between(before: tuple[float, float], after: tuple[float, float] | None, x: float) -> float:
@@ -303,12 +303,12 @@ def mean(values: Sequence[float]) -> float:
         return math.fsum(value / len(values) for value in values)
 
 
-def noun(record: RunRecord, found: Table) -> str:
+def noun(record: RunRecord, metrics_table: Table) -> str:
     """Return what the table counts: epochs, steps or, if the run trains on a stream, batches.
 
     On a stream, a report without a step has the number of its batch as the step.
     """
-    return "batch" if found.by == "step" and record.stream is not None else found.by
+    return "batch" if metrics_table.by == "step" and record.stream is not None else metrics_table.by
 
 
 def _ordinal(count: int) -> str:

@@ -179,8 +179,10 @@ def slowest(record: RunRecord, now: float) -> Progress | None:
     finished = [rank.rank for rank in record.taking_part if rank.state == "finished"]
     going = {rank: course for rank, course in courses.items() if rank not in finished}
     among = going or courses
-    told = all(each.newest_done is not None for each in among.values())
-    rank = min(among, key=lambda rank: (among[rank].lap, among[rank].newest_done or 0.0) if told else among[rank].place)
+    all_known = all(other.newest_done is not None for other in among.values())
+    rank = min(
+        among, key=lambda rank: (among[rank].lap, among[rank].newest_done or 0.0) if all_known else among[rank].place
+    )
     course = among[rank]
     at = course.newest
     epoch = None if at.epoch is None else at.epoch + 1 - first_epoch(record)
@@ -198,11 +200,11 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
     counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
     by = "epoch" if any(m.epoch is not None for m in counting) else "step"
     first, restarts = first_epoch(record), restarts_of(record)
-    found: dict[int, _Course] = {}
+    courses: dict[int, _Course] = {}
     for (attempt, lap, _), metrics in placed(counting, restarts, by):
         if attempt != len(restarts):
             continue
-        course = found.get(metrics.rank)
+        course = courses.get(metrics.rank)
         if course is not None and course.lap == lap:
             if not course.adds(metrics):
                 continue
@@ -211,9 +213,9 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
         if course is not None and course.lap == lap and (course.newest_done or 0.0) <= (done or 0.0):
             course.advanced(metrics, done)
         else:
-            course = found[metrics.rank] = _Course(lap, metrics, done, metrics, done, metrics.time)
+            course = courses[metrics.rank] = _Course(lap, metrics, done, metrics, done, metrics.time)
         course.reported(metrics, first)
-    return found
+    return courses
 
 
 @remembered("metrics", "attempts")
@@ -239,27 +241,27 @@ def lags(record: RunRecord) -> list[Lag]:
     Each rank is compared with the median of the running ranks. Small differences do not count, because some ranks are
     always a step ahead.
     """
-    found = {rank: pace for rank, pace in paces(record).items() if record.ranks[rank].state == "running"}
-    laps = sorted(pace.lap for pace in found.values())
+    by_rank = {rank: pace for rank, pace in paces(record).items() if record.ranks[rank].state == "running"}
+    laps = sorted(pace.lap for pace in by_rank.values())
     # The number of steps in earlier laps is not known, so only ranks in the same lap are compared.
-    found = {rank: pace for rank, pace in found.items() if pace.lap == laps[len(laps) // 2]}
-    known = {rank: pace.steps for rank, pace in found.items() if pace.steps is not None}
+    by_rank = {rank: pace for rank, pace in by_rank.items() if pace.lap == laps[len(laps) // 2]}
+    known = {rank: pace.steps for rank, pace in by_rank.items() if pace.steps is not None}
     if len(known) < 2:
         return []
     middle = sorted(known.values())[len(known) // 2]
     # If the ranks' epochs have different numbers of steps, a rank with fewer steps may be as far as the others.
-    of_epochs = {rank: steps / (found[rank].steps_each or 1) for rank, steps in known.items()}
+    of_epochs = {rank: steps / (by_rank[rank].steps_each or 1) for rank, steps in known.items()}
     middle_epochs = sorted(of_epochs.values())[len(known) // 2]
-    newest = max(pace.ended for pace in found.values())
-    rates = {rank: pace.rate_until(newest) for rank, pace in found.items()}
+    newest = max(pace.ended for pace in by_rank.values())
+    rates = {rank: pace.rate_until(newest) for rank, pace in by_rank.items()}
     typical = statistics.median([rate for rate in rates.values() if rate is not None] or [0.0])
     # The other ranks may be ahead by only one report, which this rank is about to make.
-    between = statistics.median_high(found[rank].between for rank in known)
+    between = statistics.median_high(by_rank[rank].between for rank in known)
     behind = []
     for rank, steps in known.items():
-        each, rate = found[rank].steps_each, rates[rank]
-        least = max(FEWEST_BEHIND, SHARE_BEHIND * min(middle, each or middle), between, found[rank].between)
-        missing = min(middle - steps, round((middle_epochs - of_epochs[rank]) * (each or 1)))
+        epoch_steps, rate = by_rank[rank].steps_each, rates[rank]
+        least = max(FEWEST_BEHIND, SHARE_BEHIND * min(middle, epoch_steps or middle), between, by_rank[rank].between)
+        missing = min(middle - steps, round((middle_epochs - of_epochs[rank]) * (epoch_steps or 1)))
         if missing > least:
             behind.append(Lag(rank, missing, rate / typical if rate is not None and typical else None))
     return sorted(behind, key=lambda lag: -lag.steps)

@@ -82,14 +82,14 @@ def take_removable(logs: Sequence[RankLog], least_bytes: float) -> list[Removed]
 
     The first and the last segment of each log stay, and so does what is newer than a segment that stays.
     """
-    found: list[Removed] = []
-    while logs and sum(each.size_bytes for each in found) < least_bytes:
+    removed: list[Removed] = []
+    while logs and sum(segment.size_bytes for segment in removed) < least_bytes:
         segments = max(logs, key=lambda log: len(log.segments)).segments
         if len(segments) <= 2:
             break
         oldest, after = segments.pop(1), segments[1]
-        found.append(Removed(oldest.path, after.start - oldest.start, after.line - oldest.line))
-    return found
+        removed.append(Removed(oldest.path, after.start - oldest.start, after.line - oldest.line))
+    return removed
 
 
 # ── Reading ───────────────────────────────────────────────────────────────────
@@ -97,7 +97,7 @@ def take_removable(logs: Sequence[RankLog], least_bytes: float) -> list[Removed]
 
 def segments_by_rank(folder: Path) -> dict[int, list[Segment]]:
     """Return the segments of all logs in a run's folder, in their order."""
-    found: dict[int, set[Segment]] = {}
+    segments: dict[int, set[Segment]] = {}
     for name in os.listdir(folder):
         if parts := _NAME.fullmatch(name):
             rank, start, line, file = (
@@ -106,8 +106,8 @@ def segments_by_rank(folder: Path) -> dict[int, list[Segment]]:
                 int(parts["line"] or 0),
                 parts["file"],
             )
-            found.setdefault(rank, set()).add(Segment(start, line, folder / file))
-    return {rank: sorted(those) for rank, those in found.items()}
+            segments.setdefault(rank, set()).add(Segment(start, line, folder / file))
+    return {rank: sorted(those) for rank, those in segments.items()}
 
 
 def open_segment(path: Path) -> IO[bytes] | gzip.GzipFile:
@@ -129,7 +129,7 @@ class LogReader:
     def read(self, rank: int, start: int, size_bytes: int) -> bytes:
         """Return `size_bytes` of a log. Return less if that part of the log has been removed or was not written."""
         those = self._segments.get(rank, [])
-        segment = next((each for each in reversed(those) if each.start <= start), None)
+        segment = next((candidate for candidate in reversed(those) if candidate.start <= start), None)
         if segment is None:
             return b""
         if rank not in self._open or self._open[rank][0] != segment:

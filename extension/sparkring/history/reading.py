@@ -119,13 +119,13 @@ class Line(NamedTuple):
 
 def data_sets(record: RunRecord, now: float) -> list[DataSet]:
     """Return the data sets of a run, in the order in which they were first opened."""
-    found: dict[tuple[str, str, str], dict[int, Reading]] = {}
+    by_data_set: dict[tuple[str, str, str], dict[int, Reading]] = {}
     for rank in record.ranks:
         for reading in rank.readings:
             opened = reading.opened
             # A rank may open a new reader of the same data for each evaluation, so only its last reader is shown.
-            found.setdefault((opened.name, opened.kind, opened.where), {})[rank.rank] = reading
-    return [_data_set(record, readings, record.ended or now) for readings in found.values()]
+            by_data_set.setdefault((opened.name, opened.kind, opened.where), {})[rank.rank] = reading
+    return [_data_set(record, readings, record.ended or now) for readings in by_data_set.values()]
 
 
 def _data_set(record: RunRecord, readings: dict[int, Reading], now: float) -> DataSet:
@@ -134,15 +134,15 @@ def _data_set(record: RunRecord, readings: dict[int, Reading], now: float) -> Da
         versions.setdefault(reading.opened.version, []).append(rank)
     ranks = [RankReading(rank, reading.now, plan=reading.plan) for rank, reading in sorted(readings.items())]
     opened = next(iter(readings.values())).opened
-    return DataSet(opened, _judged(record, ranks, now), tuple((each, tuple(of)) for each, of in versions.items()))
+    return DataSet(opened, _judged(record, ranks, now), tuple((version, tuple(of)) for version, of in versions.items()))
 
 
 def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tuple[RankReading, ...]:
     """Return the ranks. Ranks that ended an epoch before others, or that wait for data, get a mark and a note."""
     over = record.outcome is not None
     reading = {rank.rank for rank in record.ranks if (rank.state != "finished" if over else rank.state == "running")}
-    waitings = sorted(each.waiting for each in ranks if each.waiting is not None)  # sort only once: ranks may be many
-    reached = [(each.read.epoch + each.read.done, each.rank) for each in ranks if each.read and each.rank in reading]
+    waitings = sorted(rank.waiting for rank in ranks if rank.waiting is not None)  # sort only once: ranks may be many
+    reached = [(rank.read.epoch + rank.read.done, rank.rank) for rank in ranks if rank.read and rank.rank in reading]
 
     @functools.cache
     def not_beyond(epoch: int) -> list[int]:
@@ -173,29 +173,31 @@ def waits(record: RunRecord, now: float) -> dict[int, RankReading]:
 
     If a rank reads several data sets, the one that it reported last counts.
     """
-    found: dict[int, RankReading] = {}
-    for each in (each for data_set in data_sets(record, now) for each in data_set.ranks if each.waiting is not None):
-        last = found.get(each.rank)
-        if last is None or _read_at(each) > _read_at(last):
-            found[each.rank] = each
-    return found
+    by_rank: dict[int, RankReading] = {}
+    for reading in (
+        reading for data_set in data_sets(record, now) for reading in data_set.ranks if reading.waiting is not None
+    ):
+        last = by_rank.get(reading.rank)
+        if last is None or _read_at(reading) > _read_at(last):
+            by_rank[reading.rank] = reading
+    return by_rank
 
 
-def _read_at(found: RankReading) -> float:
-    return found.read.time if found.read is not None else 0.0
+def _read_at(reading: RankReading) -> float:
+    return reading.read.time if reading.read is not None else 0.0
 
 
 def causes(record: RunRecord, now: float) -> dict[int, str]:
     """Say how long ranks wait for data, by rank. Only ranks that clearly wait longer than the others are included."""
-    found = waits(record, now)
-    fractions = sorted(each.waiting or 0.0 for each in found.values())
-    told = {}
-    for rank, each in found.items():
-        mine = each.waiting or 0.0
+    by_rank = waits(record, now)
+    fractions = sorted(reading.waiting or 0.0 for reading in by_rank.values())
+    words = {}
+    for rank, reading in by_rank.items():
+        mine = reading.waiting or 0.0
         usual = _median_without(fractions, mine)
-        if each.mark == "starves" and usual is not None and mine > usual + MORE_THAN_OTHERS:
-            told[rank] = f"it waits for data {100 * mine:.0f} % of the time (the others: {100 * usual:.0f} %)"
-    return told
+        if reading.mark == "starves" and usual is not None and mine > usual + MORE_THAN_OTHERS:
+            words[rank] = f"it waits for data {100 * mine:.0f} % of the time (the others: {100 * usual:.0f} %)"
+    return words
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float | None:
@@ -210,9 +212,9 @@ def _median_without(ordered: Sequence[float], value: float) -> float | None:
 # ── In words ──────────────────────────────────────────────────────────────────
 
 
-def data_words(found: DataSet) -> str:
+def data_words(data_set: DataSet) -> str:
     """Describe the data set: `digits.parquet · columns a, b · where x > 3 · 1,797 rows in 2 files · version 3f…`."""
-    opened = found.opened
+    opened = data_set.opened
     counts = [counted(opened.rows, "row")] if opened.rows else []
     counts += [f"in {counted(opened.files, 'file')}"] if opened.files else []
     amount = " ".join(counts) + (f"{', ' if counts else ''}{size(opened.size_bytes)}" if opened.size_bytes else "")
@@ -223,8 +225,8 @@ def data_words(found: DataSet) -> str:
         f"where {first_line(opened.where, 200)}" if opened.where else "",
         amount,
     ]
-    if len(found.versions) > 1:
-        seen = ", ".join(f"{first_line(version, 20) or '?'} on {_ranks(of)}" for version, of in found.versions[:4])
+    if len(data_set.versions) > 1:
+        seen = ", ".join(f"{first_line(version, 20) or '?'} on {_ranks(of)}" for version, of in data_set.versions[:4])
         words.append(f"ranks found different files: version {seen}")
     elif opened.version:
         words.append(f"version {first_line(opened.version, 40)}")
@@ -233,47 +235,47 @@ def data_words(found: DataSet) -> str:
 
 def progress_words(record: RunRecord, now: float) -> str:
     """Return the progress in the data set that was reported last: `34 % of digits read, 1,203,000 rows/s`; or ''."""
-    found = max(data_sets(record, now), key=_last_heard, default=None)
-    if found is None or not _last_heard(found):
+    data_set = max(data_sets(record, now), key=_last_heard, default=None)
+    if data_set is None or not _last_heard(data_set):
         return ""
-    whole = line(found)
+    whole = line(data_set)
     part = "" if whole.fraction is None else f"{100 * whole.fraction:.0f} % of "
-    words = [f"{part}{first_line(_short(found.opened.name), 40)} read"]
+    words = [f"{part}{first_line(_short(data_set.opened.name), 40)} read"]
     words += [f"{whole.rows_per_s} rows/s"] if whole.rows_per_s else []
-    starving, early = ([each.rank for each in found.ranks if each.mark == mark] for mark in ("starves", "early"))
+    starving, early = ([rank.rank for rank in data_set.ranks if rank.mark == mark] for mark in ("starves", "early"))
     words += [f"{_ranks(starving)} {'waits' if len(starving) == 1 else 'wait'} for data"] if starving else []
     words += [f"{_ranks(early)} finished the epoch early"] if early else []
     return plain(", ".join(words))
 
 
-def notes(found: DataSet) -> str:
+def notes(data_set: DataSet) -> str:
     """Say which ranks have problems with reading: rank by rank, or summed up if these ranks are many; or ''."""
-    told = [each for each in found.ranks if each.note]
-    if len(told) <= _NOTES_SHOWN:
-        return "; ".join(f"rank {each.rank} {each.note}" for each in told)
+    noted = [rank for rank in data_set.ranks if rank.note]
+    if len(noted) <= _NOTES_SHOWN:
+        return "; ".join(f"rank {rank.rank} {rank.note}" for rank in noted)
     kinds = [("starves", "waited a long time for data"), ("early", "ended the epoch before others")]
-    marked = [(what, [each.rank for each in told if each.mark == mark]) for mark, what in kinds]
+    marked = [(what, [rank.rank for rank in noted if rank.mark == mark]) for mark, what in kinds]
     return "; ".join(f"{_ranks(ranks)} {what}" for what, ranks in marked if ranks)
 
 
 def closing_words(record: RunRecord, now: float) -> list[str]:
     """Return a line for each of a run's last data sets: what was read, and any problems with reading."""
-    return [dotted(f"read {data_words(found)}", notes(found)) for found in data_sets(record, now)[-NAMED:]]
+    return [dotted(f"read {data_words(data_set)}", notes(data_set)) for data_set in data_sets(record, now)[-NAMED:]]
 
 
-def balance_words(found: DataSet) -> str:
+def balance_words(data_set: DataSet) -> str:
     """Say which rank has more to read than others, which is slowest, and how much has been read in total; or ''."""
-    return plain(dotted(_share_words(found), _pace_words(found), _amount_words(found)))
+    return plain(dotted(_share_words(data_set), _pace_words(data_set), _amount_words(data_set)))
 
 
-def _share_words(found: DataSet) -> str:
+def _share_words(data_set: DataSet) -> str:
     """Say how the ranks' shares of the latest epoch differ: `rank 3 has 12 % more rows than rank 0 (…)`; or ''."""
-    epoch = max((each.epoch for each in found.ranks), default=0)
-    same = [(each.rows_planned, each.rank) for each in found.ranks if each.epoch == epoch]
+    epoch = max((rank.epoch for rank in data_set.ranks), default=0)
+    same = [(rank.rows_planned, rank.rank) for rank in data_set.ranks if rank.epoch == epoch]
     known = [(rows, rank) for rows, rank in same if rows is not None]
     if len(known) < 2 or len(known) < len(same):
         return ""
-    least, most = min(known), max(known, key=lambda each: (each[0], -each[1]))
+    least, most = min(known), max(known, key=lambda pair: (pair[0], -pair[1]))
     if not least[0]:
         idle = [rank for rows, rank in known if not rows]
         return f"{_ranks(idle)} {'has' if len(idle) == 1 else 'have'} nothing to read" if most[0] else ""
@@ -283,28 +285,32 @@ def _share_words(found: DataSet) -> str:
     return f"rank {most[1]} has {more:,.0f} % more rows than rank {least[1]} ({most[0]:,} and {least[0]:,})"
 
 
-def _pace_words(found: DataSet) -> str:
-    rates = [(rate, each.rank) for each in found.ranks if each.waiting is not None and (rate := each.rate("rows"))]
+def _pace_words(data_set: DataSet) -> str:
+    rates = [
+        (rate, reading.rank)
+        for reading in data_set.ranks
+        if reading.waiting is not None and (rate := reading.rate("rows"))
+    ]
     if len(rates) < 2:
         return ""
     slowest, rank = min(rates)
     return f"slowest: rank {rank}, {_rows(slowest)} rows/s; median {_rows(statistics.median(r for r, _ in rates))}"
 
 
-def _amount_words(found: DataSet) -> str:
+def _amount_words(data_set: DataSet) -> str:
     """Estimate how much of the files has been read. Some ranks may already be in the next epoch."""
-    opened = found.opened
-    rows = sum(each.read.rows + each.begun for each in found.ranks if each.read is not None)
+    opened = data_set.opened
+    rows = sum(rank.read.rows + rank.begun for rank in data_set.ranks if rank.read is not None)
     if not (opened.rows and opened.size_bytes and rows):
         return ""
     part = min(1.0, rows / opened.rows)
     return f"about {size(part * opened.size_bytes)} of {size(opened.size_bytes)} read in this epoch"
 
 
-def _ranks(found: Sequence[int]) -> str:
+def _ranks(ranks: Sequence[int]) -> str:
     """Return the list of ranks, `ranks 0–3, 7`, or only the number of ranks if the list would be long."""
-    named = rank_list(found)
-    return named if len(named) <= _RANKS_CHARACTERS else f"{len(found):,} ranks"
+    named = rank_list(ranks)
+    return named if len(named) <= _RANKS_CHARACTERS else f"{len(ranks):,} ranks"
 
 
 def named_shortly(names: Sequence[str]) -> str:
@@ -317,43 +323,43 @@ def _short(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2] or name
 
 
-def _last_heard(found: DataSet) -> float:
-    return max((each.read.time for each in found.ranks if each.read is not None), default=0.0)
+def _last_heard(data_set: DataSet) -> float:
+    return max((rank.read.time for rank in data_set.ranks if rank.read is not None), default=0.0)
 
 
 # ── As a table ────────────────────────────────────────────────────────────────
 
 
-def lines(found: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
+def lines(data_set: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
     """Return a line for each rank, or for each block of neighbouring ranks if there are more ranks than `alone`."""
-    ranks = found.ranks
+    ranks = data_set.ranks
     length = 1 if len(ranks) <= alone else -(-len(ranks) // BLOCKS)
-    some = [found._replace(ranks=ranks[begin : begin + length]) for begin in range(0, len(ranks), length)]
-    return [line(each) for each in some]
+    some = [data_set._replace(ranks=ranks[begin : begin + length]) for begin in range(0, len(ranks), length)]
+    return [line(part) for part in some]
 
 
-def line(found: DataSet) -> Line:
-    """Return one line for all ranks of `found`: the rows read, the sum of the rates, and the range of waiting times."""
-    ranks = found.ranks
-    reads = [each.read for each in ranks if each.read is not None]
+def line(data_set: DataSet) -> Line:
+    """Return one line for all ranks: the rows read, the sum of the rates, and the range of waiting times."""
+    ranks = data_set.ranks
+    reads = [rank.read for rank in ranks if rank.read is not None]
     planned = [read.rows_planned for read in reads if read.rows_planned is not None]
-    fractions = [each.fraction for each in ranks if each.fraction is not None]
+    fractions = [rank.fraction for rank in ranks if rank.fraction is not None]
     rows = f"{sum(read.rows for read in reads):,}" if reads else ""
     if planned and len(planned) == len(ranks):
         rows += f" of {sum(planned):,}"
-    waiting = [100 * each.waiting for each in ranks if each.waiting is not None]
-    marks = [each.mark for each in ranks if each.mark]
+    waiting = [100 * rank.waiting for rank in ranks if rank.waiting is not None]
+    marks = [rank.mark for rank in ranks if rank.mark]
     return Line(
-        tuple(each.rank for each in ranks),
+        tuple(rank.rank for rank in ranks),
         span([read.epoch for read in reads], str) if reads else "",
         sum(fractions) / len(fractions) if fractions else None,
         rows,
-        _rate([each.rate("rows") for each in ranks], _rows),
-        _rate([each.rate("size_bytes") for each in ranks], size),
+        _rate([rank.rate("rows") for rank in ranks], _rows),
+        _rate([rank.rate("size_bytes") for rank in ranks], size),
         f"{span(waiting, '{:.0f}'.format)} %" if waiting else "",
         first_line(reads[0].place, 120) if len(ranks) == 1 and reads else "",
         "starves" if "starves" in marks else marks[0] if marks else "",
-        ranks[0].note if len(ranks) == 1 else notes(found),
+        ranks[0].note if len(ranks) == 1 else notes(data_set),
     )
 
 
@@ -399,23 +405,23 @@ def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
     done, reading = _reach(plan, read)
     first_unread = bisect.bisect_right(ends, done)
     edges = (0, first_unread, max(first_unread, min(len(ends), bisect.bisect_left(ends, reading) + 1)), len(ends))
-    said = state_words(over)
+    by_state = state_words(over)
     least = ends[-1] // most
     names, noun = dict(plan.names), "file" if plan.pieces[0].row_group < 0 else "row group"
     blocks: list[Block] = []
-    told: list[str] = []
-    for state, first, last in zip(said, edges, edges[1:], strict=False):
+    parts: list[str] = []
+    for state, first, last in zip(by_state, edges, edges[1:], strict=False):
         count = counts[last] - counts[first]
-        told += [f"{counted(count, noun) if not told else f'{count:,}'} {said[state]}"] if count else []
+        parts += [f"{counted(count, noun) if not parts else f'{count:,}'} {by_state[state]}"] if count else []
         while first < last:
             begin = ends[first - 1] if first else 0
             after = min(last, bisect.bisect_left(ends, begin + least, first) + 1)
             more = counts[after] - counts[first] - 1
             words = f"{_piece_words(plan.pieces[first], names)}{f' and {more:,} more' if more else ''}: "
-            words += f"{counted(ends[after - 1] - begin, 'row')}, {said[state]}"
+            words += f"{counted(ends[after - 1] - begin, 'row')}, {by_state[state]}"
             blocks.append(Block(state, begin / ends[-1], ends[after - 1] / ends[-1], words))
             first = after
-    whole = f"rank {mine.rank}, epoch {plan.epoch}: {', '.join(told)}"
+    whole = f"rank {mine.rank}, epoch {plan.epoch}: {', '.join(parts)}"
     known = read is None or read.rows_planned is not None
     at = None if (read is not None and read.done) or not known else _position(plan, read) / ends[-1]
     return Strip(tuple(blocks), at, whole)
@@ -458,12 +464,12 @@ def _file_name(name: str) -> str:
     return plain(first_line(name, _NAME_CHARACTERS))
 
 
-def telling(found: DataSet, most: int) -> tuple[RankReading, ...]:
+def telling(data_set: DataSet, most: int) -> tuple[RankReading, ...]:
     """Choose at most `most` ranks to show: some ranks with marks, then some of the slowest, then the first ranks."""
-    if len(found.ranks) <= most:
-        return found.ranks
-    marked = [each for each in found.ranks if each.mark]
-    slowest = sorted((each for each in found.ranks if each.read), key=lambda each: each.rate("rows") or 0.0)
-    order = dict.fromkeys(each.rank for each in (*marked[: most // 2], *slowest[: most // 4], *found.ranks))
+    if len(data_set.ranks) <= most:
+        return data_set.ranks
+    marked = [rank for rank in data_set.ranks if rank.mark]
+    slowest = sorted((rank for rank in data_set.ranks if rank.read), key=lambda rank: rank.rate("rows") or 0.0)
+    order = dict.fromkeys(rank.rank for rank in (*marked[: most // 2], *slowest[: most // 4], *data_set.ranks))
     chosen = set(itertools.islice(order, most))
-    return tuple(each for each in found.ranks if each.rank in chosen)
+    return tuple(rank for rank in data_set.ranks if rank.rank in chosen)

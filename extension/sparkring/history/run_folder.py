@@ -61,7 +61,7 @@ class RunFolder:
         self._timeline: tuple[int, Arriving] | None = None  # an attempt's number, and its unfinished timeline
         self._broken: str | None = None
         self._closed = False
-        self._told = False
+        self._is_reported = False
 
     def write(self, event: events.Event) -> Notice | None:
         """Save one event. Return a Notice the first time that saving fails. After close(), nothing is saved."""
@@ -72,9 +72,9 @@ class RunFolder:
                 self._write(event)
             except OSError as error:
                 self._broken = error.strerror or str(error)
-        if self._broken is None or self._told:
+        if self._broken is None or self._is_reported:
             return None
-        self._told = True
+        self._is_reported = True
         return Notice(
             event.time,
             f"this run's record and logs end here: {self._broken} ({self.path}). The run continues. Free up some "
@@ -111,15 +111,18 @@ class RunFolder:
     def _cut_logs(self, record: RunRecord) -> RunRecord:
         removed = take_removable([*self._logs.values()], self._kept_bytes / 4)
         if removed:
-            size_bytes, lines = sum(each.size_bytes for each in removed), sum(each.lines for each in removed)
+            size_bytes, lines = (
+                sum(segment.size_bytes for segment in removed),
+                sum(segment.lines for segment in removed),
+            )
             event = events.LogsCut(time.time(), size_bytes, lines)
             record = apply(record, event)
             self._append(event)
             # Without the snapshot, the record would need the output that is removed.
             self._add_line(snapshots.to_json(Snapshot(record, is_cut=False)))
             self.flush()
-            for each in removed:
-                each.path.unlink(missing_ok=True)
+            for segment in removed:
+                segment.path.unlink(missing_ok=True)
             self._log_bytes -= size_bytes
         self._most_log_bytes = max(self._kept_bytes, self._log_bytes + self._kept_bytes / 8)
         return record
@@ -169,9 +172,9 @@ class RunFolder:
 
     def take_timeline(self, part: events.TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
         """Save a piece of an attempt's timeline. Return what to report if the timeline is complete or saving fails."""
-        found: list[TimelineSaved | Notice] = []
+        reports: list[TimelineSaved | Notice] = []
         if self._timeline is not None and self._timeline[0] != attempt:
-            found += self.end_timeline(part.time)
+            reports += self.end_timeline(part.time)
         try:
             if self._timeline is None:
                 if part.last and not Arriving.holds_any(part.data):
@@ -180,11 +183,11 @@ class RunFolder:
             self._timeline[1].add(part.data)
         except OSError as error:
             problem = f"the timeline could not be saved in {self.path}: {error.strerror or error}"
-            found.append(Notice(part.time, problem))
+            reports.append(Notice(part.time, problem))
             part = part._replace(last=True)
         if part.last:
-            found += self.end_timeline(part.time, whole=True, cut=part.cut)
-        return found
+            reports += self.end_timeline(part.time, whole=True, cut=part.cut)
+        return reports
 
     def end_timeline(self, time: float, *, whole: bool = False, cut: int = 0) -> list[TimelineSaved | Notice]:
         """Close the timeline that is being saved, if any. Return its summary, or a Notice if it cannot be saved."""

@@ -132,14 +132,14 @@ def item_log(path: Path, item: int) -> str | None:
     Lines say how much is no longer kept.
     """
     written: list[bytes] = []
-    ranks, each, has_started, is_over, missing = range(0), 1, False, False, 0
+    ranks, ranks_each, has_started, is_over, missing = range(0), 1, False, False, 0
     with contextlib.closing(LogReader(path)) as logs:
-        for found in filter(None, _lines(path)):
-            match event := _event(found, path, logs):
+        for fields in filter(None, _lines(path)):
+            match event := _event(fields, path, logs):
                 case events.ItemsPlanned():
-                    each = event.ranks_each
+                    ranks_each = event.ranks_each
                 case events.ItemStarted(item=number) if number == item:
-                    ranks, has_started = range(event.slot * each, (event.slot + 1) * each), True
+                    ranks, has_started = range(event.slot * ranks_each, (event.slot + 1) * ranks_each), True
                 case events.ItemEnded(item=number) if number == item:
                     ranks, is_over = range(0), event.ending != "again"
                 case Snapshot(record, is_cut=True) if record.items is not None and not is_over:
@@ -147,13 +147,13 @@ def item_log(path: Path, item: int) -> str | None:
                         has_started = True
                         written.append("… earlier output left out …\n".encode())
                     slot = next((running.slot for running in record.items.running if running.item == item), None)
-                    ranks = range(0) if slot is None else range(slot * each, (slot + 1) * each)
+                    ranks = range(0) if slot is None else range(slot * ranks_each, (slot + 1) * ranks_each)
                 case events.Output() if event.rank in ranks:
                     if missing and event.data:
                         written.append(left_out(missing))
                         missing = 0
                     written.append(event.data)
-                    missing += found["size"] - len(event.data)
+                    missing += fields["size"] - len(event.data)
     written += [left_out(missing)] if missing else []
     return b"".join(written).decode("utf-8", "backslashreplace") if has_started else None
 
@@ -226,30 +226,30 @@ def load(path: Path) -> RunRecord:
 def _events(path: Path, begin: int = 0) -> Iterator[events.Event | Snapshot | None]:
     """Yield the events and snapshots of a saved run, from the line `begin` on, with None for each damaged one."""
     with contextlib.closing(LogReader(path)) as logs:
-        for found in _lines(path, begin):
-            event = None if found is None else _event(found, path, logs)
+        for fields in _lines(path, begin):
+            event = None if fields is None else _event(fields, path, logs)
             # A display whose file has been removed was replaced by a later one.
-            if not (isinstance(event, events.Displayed) and not event.data and found and found.get("file")):
+            if not (isinstance(event, events.Displayed) and not event.data and fields and fields.get("file")):
                 yield event
 
 
-def _event(found: dict[str, Any], path: Path, logs: LogReader) -> events.Event | Snapshot | None:
+def _event(fields: dict[str, Any], path: Path, logs: LogReader) -> events.Event | Snapshot | None:
     """Return the event of a line, with its data; None if the line is damaged."""
     try:
-        if found["type"] == snapshots.KIND:
-            return _with_displays(snapshots.from_json(found), path)
-        if found["type"] == events.Output.__name__:
-            found["data"] = logs.read(found["rank"], found["start"], found["size"])
-        if found["type"] == events.Displayed.__name__:
-            found["data"] = _shown(path, found.get("file", ""))
+        if fields["type"] == snapshots.KIND:
+            return _with_displays(snapshots.from_json(fields), path)
+        if fields["type"] == events.Output.__name__:
+            fields["data"] = logs.read(fields["rank"], fields["start"], fields["size"])
+        if fields["type"] == events.Displayed.__name__:
+            fields["data"] = _shown(path, fields.get("file", ""))
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    return _without_data(found)
+    return _without_data(fields)
 
 
 def _with_displays(snapshot: Snapshot, path: Path) -> Snapshot:
-    displays = (each._replace(data=_shown(path, display_name(each))) for each in snapshot.record.displays)
-    record = snapshot.record._replace(displays=tuple(each for each in displays if each.data))
+    displays = (display._replace(data=_shown(path, display_name(display))) for display in snapshot.record.displays)
+    record = snapshot.record._replace(displays=tuple(display for display in displays if display.data))
     return snapshot._replace(record=record)
 
 
@@ -258,10 +258,10 @@ def _shown(path: Path, name: str) -> bytes:
     return file.read_bytes() if file.is_file() else b""
 
 
-def _without_data(found: dict[str, Any] | None) -> events.Event | None:
+def _without_data(fields: dict[str, Any] | None) -> events.Event | None:
     """Return the event of a line, without data from other files; None if the line is damaged."""
     try:
-        return None if found is None else events.from_json(found)
+        return None if fields is None else events.from_json(fields)
     except Exception:  # which error it is depends on what is missing or has another type
         return None
 
@@ -289,27 +289,29 @@ def _lines(path: Path, begin: int = 0) -> Iterator[dict[str, Any] | None]:
     """
     for line in itertools.islice(_raw_lines(path), begin, None):
         try:
-            found = json.loads(line.decode("utf-8", "replace"))
-            is_known = events.is_known(found["type"]) or found["type"] == snapshots.KIND
+            fields = json.loads(line.decode("utf-8", "replace"))
+            is_known = events.is_known(fields["type"]) or fields["type"] == snapshots.KIND
         except (KeyError, TypeError, ValueError):
             if line.endswith(b"\n"):  # otherwise, the driver was killed while it was writing this line
                 yield None
             continue
         if is_known:
-            yield found
+            yield fields
 
 
-def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:
+def events_of_kind(path: Path, kind: type[Kind]) -> Iterator[Kind]:
     """Yield the events of one kind in a saved run, in order of arrival.
 
     Of metrics and attempts whose events are no longer saved, yield those that the record has kept.
     """
-    for found in _lines(path, _last_line(path, snapshots.BEGIN_OF_CUT)):
-        if found and found["type"] == snapshots.KIND and found["is_cut"]:
-            record = snapshots.from_json(found).record
-            begun = [events.AttemptStarted(each.started, each.number, each.size) for each in record.attempts]
-            yield from (each for each in (*begun, *record.metrics) if isinstance(each, kind))
-        elif found and found["type"] == kind.__name__ and isinstance(event := _without_data(found), kind):
+    for fields in _lines(path, _last_line(path, snapshots.BEGIN_OF_CUT)):
+        if fields and fields["type"] == snapshots.KIND and fields["is_cut"]:
+            record = snapshots.from_json(fields).record
+            begun = [
+                events.AttemptStarted(attempt.started, attempt.number, attempt.size) for attempt in record.attempts
+            ]
+            yield from (report for report in (*begun, *record.metrics) if isinstance(report, kind))
+        elif fields and fields["type"] == kind.__name__ and isinstance(event := _without_data(fields), kind):
             yield event
 
 
@@ -347,10 +349,10 @@ def last(path: Path) -> events.RunFinished | None:
         tail = file.read().splitlines()
     for line in reversed(tail[-2:]):
         try:
-            found = json.loads(line)
-            if found["type"] != events.RunFinished.__name__:
+            fields = json.loads(line)
+            if fields["type"] != events.RunFinished.__name__:
                 return None
-            event = events.from_json(found)
+            event = events.from_json(fields)
         except (ValueError, KeyError, TypeError):
             continue  # the event is cut off, or another version wrote it
         return event if isinstance(event, events.RunFinished) else None

@@ -27,6 +27,6 @@ def to_json(snapshot: Snapshot) -> str:
     return json.dumps({"type": KIND, "is_cut": snapshot.is_cut, "record": record})
 
 
-def from_json(found: dict[str, Any]) -> Snapshot:
+def from_json(fields: dict[str, Any]) -> Snapshot:
     """Return the snapshot that to_json() wrote; unknown fields are ignored, and missing ones have their defaults."""
-    return Snapshot(events.converter(RunRecord)(found["record"]), found["is_cut"])
+    return Snapshot(events.converter(RunRecord)(fields["record"]), fields["is_cut"])

@@ -137,11 +137,11 @@ def collective(text: str) -> str:
         if is_cell(frame.file):
             break  # the remaining frames, farther out, only wait for the cell to end
         for file, function, name in _WAITS:
-            found = re.fullmatch(function, frame.function)
-            if found and re.search(file, frame.file):
+            match = re.fullmatch(function, frame.function)
+            if match and re.search(file, frame.file):
                 # While TensorFlow traces a graph, it records the graph's collectives, but does not run them.
                 traced = any(outer.function == _TRACES_GRAPH for outer in frames[at:])
-                return "" if traced else name or found["name"]
+                return "" if traced else name or match["name"]
         if any(frame.function == function and frame.file.endswith(file) for file, function in _RUNS_GRAPH):
             graph = GRAPH
     return graph
@@ -150,4 +150,4 @@ def collective(text: str) -> str:
 def _main_thread(text: str) -> list[Frame]:
     """Return the frames of the main thread, innermost first."""
     last_block = text.rpartition("(most recent call first):")[2]  # in version 0.1, other threads' frames came first
-    return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(last_block)]
+    return [Frame(match["file"], int(match["line"]), match["function"]) for match in _FRAME.finditer(last_block)]

@@ -45,9 +45,9 @@ class StreamRecord(NamedTuple):
     @property
     def recent_rows_per_s(self) -> float:
         """The rows per second that the ranks train on while they are not waiting, over the recent micro-batches."""
-        trained = [each for each in self.recent if each.how in ("trained", "replayed")]
-        busy_s = sum(each.moving_s + each.reading_s + each.training_s + each.saving_s for each in trained)
-        return sum(each.rows for each in trained) / busy_s if busy_s else 0.0
+        trained = [batch for batch in self.recent if batch.how in ("trained", "replayed")]
+        busy_s = sum(batch.moving_s + batch.reading_s + batch.training_s + batch.saving_s for batch in trained)
+        return sum(batch.rows for batch in trained) / busy_s if busy_s else 0.0
 
     @property
     def backlog_s(self) -> float | None:

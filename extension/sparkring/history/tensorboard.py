@@ -31,14 +31,14 @@ def environment() -> dict[str, str]:
     TENSORBOARD_BINARY is the path of TensorBoard's program. The variable is set only if the program is not on the PATH.
     TensorBoard imports pkg_resources. If pkg_resources is not installed, PYTHONPATH adds a replacement for it.
     """
-    found = {}
+    variables = {}
     beside = Path(sys.executable).with_name("tensorboard")
     if shutil.which("tensorboard") is None and beside.exists():  # the programs beside Python may not be on the PATH
-        found["TENSORBOARD_BINARY"] = str(beside)
+        variables["TENSORBOARD_BINARY"] = str(beside)
     if importlib.util.find_spec("pkg_resources") is None:
         folder = str(Path(__file__).parents[1] / "compat" / "beside_tensorboard")
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-    return found
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    return variables
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def last_with_metrics() -> Path:
     """Return the newest saved run that has metrics; raise OptionsError if none has."""
     for run in run_store.saved():
         with contextlib.suppress(FileNotFoundError):  # another kernel has removed the run
-            if next(run_store.told(run, Metrics), None) is not None:
+            if next(run_store.events_of_kind(run, Metrics), None) is not None:
                 return run
     raise OptionsError(f"no saved run has metrics: {_ADVICE}")
 
@@ -91,13 +91,13 @@ def write_event_files(run: Path) -> Path:
     there are no metrics or writing fails.
     """
     require("tensorboard", "--tensorboard")
-    began = [attempt.time for attempt in run_store.told(run, AttemptStarted)]
-    found = scalars(run_store.told(run, Metrics), began[1:])
-    if not found:
+    began = [attempt.time for attempt in run_store.events_of_kind(run, AttemptStarted)]
+    points = scalars(run_store.events_of_kind(run, Metrics), began[1:])
+    if not points:
         raise DataError(f"run {run.name} has no metrics: {_ADVICE}")
     folder, new = run / FOLDER, run / f"{FOLDER}.{secrets.token_hex(4)}"
     try:
-        _write(new, found)
+        _write(new, points)
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
     except OSError as error:
@@ -119,7 +119,7 @@ def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[
     every = [*_within_epochs(reports)]
     first = min((report.epoch for report in every if report.epoch is not None), default=1)
     by = "epoch" if any(report.epoch is not None for report in every) else "step"
-    found: list[Scalar] = []
+    points: list[Scalar] = []
     means: dict[tuple[int, str, int], list[Scalar]] = {}
     for (attempt, lap, at), report in placed(every, restarts, by):
         lap += attempt
@@ -127,16 +127,16 @@ def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[
         step = at if ends or by == "step" else _step(report, min(first, 1))
         for name, value in report.values.items():
             tag = f"epoch/{name}" if ends else name
-            each = Scalar(_series(f"rank-{report.rank}", lap), tag, step, report.time, float(value))
-            found.append(each)
-            means.setdefault((lap, tag, step), []).append(each)
-    ranks = len({each.rank for each in every})
-    found += [
-        Scalar(_series("mean", lap), tag, step, max(each.time for each in those), _mean(those))
+            scalar = Scalar(_series(f"rank-{report.rank}", lap), tag, step, report.time, float(value))
+            points.append(scalar)
+            means.setdefault((lap, tag, step), []).append(scalar)
+    ranks = len({report.rank for report in every})
+    points += [
+        Scalar(_series("mean", lap), tag, step, max(point.time for point in those), _mean(those))
         for (lap, tag, step), those in means.items()
-        if ranks > 1 and len({each.series for each in those}) == ranks
+        if ranks > 1 and len({point.series for point in those}) == ranks
     ]
-    return found
+    return points
 
 
 def _within_epochs(reports: Iterable[Metrics]) -> Iterator[Metrics]:
@@ -145,12 +145,12 @@ def _within_epochs(reports: Iterable[Metrics]) -> Iterator[Metrics]:
     last: dict[int, Metrics] = {}
     for report in reports:
         before = [last[report.rank]] if report.rank in last else []
-        told = with_report([*first, *before], report)[-1]
-        if told.epoch is not None and not first:
-            first = [told]
-        if told.steps or told.ends_epoch:
-            last[told.rank] = told
-        yield told
+        new_report = with_report([*first, *before], report)[-1]
+        if new_report.epoch is not None and not first:
+            first = [new_report]
+        if new_report.steps or new_report.ends_epoch:
+            last[new_report.rank] = new_report
+        yield new_report
 
 
 def _step(report: Metrics, first: int) -> int:
@@ -167,23 +167,23 @@ def _series(name: str, lap: int) -> str:
 
 
 def _mean(those: list[Scalar]) -> float:
-    last = {each.series: each.value for each in those}  # only the last value of each rank counts
+    last = {scalar.series: scalar.value for scalar in those}  # only the last value of each rank counts
     return math.fsum(last.values()) / len(last) if all(map(math.isfinite, last.values())) else math.nan
 
 
-def _write(folder: Path, found: list[Scalar]) -> None:
+def _write(folder: Path, points: list[Scalar]) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     by_series: dict[str, list[Scalar]] = {}
-    for each in found:
-        by_series.setdefault(each.series, []).append(each)
+    for point in points:
+        by_series.setdefault(point.series, []).append(point)
     for series, those in by_series.items():
         writer = EventFileWriter(str(folder / series))
         try:
-            for each in those:
-                value = Summary.Value(tag=each.tag, simple_value=each.value)
-                writer.add_event(Event(wall_time=each.time, step=each.step, summary=Summary(value=[value])))
+            for point in those:
+                value = Summary.Value(tag=point.tag, simple_value=point.value)
+                writer.add_event(Event(wall_time=point.time, step=point.step, summary=Summary(value=[value])))
         finally:
             writer.close()

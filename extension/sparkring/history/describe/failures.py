@@ -45,13 +45,13 @@ def explanation(record: RunRecord) -> Explanation | None:
         return None
     rank, failure = record.ranks[record.failed_rank], record.failure
     host = f" on {rank.host}" if rank.host else ""
-    found = Explanation(rank.rank, f"rank {rank.rank}{host} failed: {failure.summary}")._replace(
+    details = Explanation(rank.rank, f"rank {rank.rank}{host} failed: {failure.summary}")._replace(
         advice=failure.advice,
         followers=_followers(record),
         last_lines=tuple(_last_lines(rank, failure)),
         log=whole_log(record, rank.rank),
     )
-    return _in_the_cell(found, record, rank, failure)
+    return _in_the_cell(details, record, rank, failure)
 
 
 def explain_failure(record: RunRecord) -> str:
@@ -60,23 +60,23 @@ def explain_failure(record: RunRecord) -> str:
     The text names the rank and its host, quotes the line of the cell, gives advice, and names secondary failures. It
     ends with the rank's last lines and the path of its log.
     """
-    found = explanation(record)
-    if found is None:
+    details = explanation(record)
+    if details is None:
         return outcome(record)
-    width = max((len(str(line.number)) for line in found.source), default=1)
+    width = max((len(str(line.number)) for line in details.source), default=1)
     code = [
-        f"{'→' if line.number == found.line else ' '} {line.number:>{width}}  {line.text}".rstrip()
-        for line in found.source
+        f"{'→' if line.number == details.line else ' '} {line.number:>{width}}  {line.text}".rstrip()
+        for line in details.source
     ]
-    where = [f"{found.place}:" if code or found.callers else found.place] if found.place else []
-    last = [f"Last lines of rank {found.rank}:", *(f"  {line}".rstrip() for line in found.last_lines)]
+    where = [f"{details.place}:" if code or details.callers else details.place] if details.place else []
+    last = [f"Last lines of rank {details.rank}:", *(f"  {line}".rstrip() for line in details.last_lines)]
     parts = [
-        found.summary,
-        "\n".join([*where, *code, *(f"  {caller}" for caller in found.callers)]),
-        found.advice,
-        found.followers,
-        "\n".join(last) if found.last_lines else "",
-        f"Whole log: {found.log}" if found.log else "",
+        details.summary,
+        "\n".join([*where, *code, *(f"  {caller}" for caller in details.callers)]),
+        details.advice,
+        details.followers,
+        "\n".join(last) if details.last_lines else "",
+        f"Whole log: {details.log}" if details.log else "",
     ]
     return plain_lines("\n\n".join(filter(None, parts)))
 
@@ -89,7 +89,7 @@ def failed_line(record: RunRecord) -> int:
     return numbers[-1] if numbers else _line_of_crash(record.ranks[record.failed_rank])
 
 
-def _in_the_cell(found: Explanation, record: RunRecord, rank: RankRecord, failure: Failure) -> Explanation:
+def _in_the_cell(details: Explanation, record: RunRecord, rank: RankRecord, failure: Failure) -> Explanation:
     """Add the innermost line that was running in the cell, or in a script that the cell runs, and its callers.
 
     If there is no such line, name only the innermost frame of the failure, if the failure has frames.
@@ -98,7 +98,7 @@ def _in_the_cell(found: Explanation, record: RunRecord, rank: RankRecord, failur
     if not in_cell:
         line = _line_of_crash(rank)
         if not line:
-            return found._replace(place=_place(failure.frames[-1])) if failure.frames else found
+            return details._replace(place=_place(failure.frames[-1])) if failure.frames else details
         in_cell = [CodeFrame(CELL_NAME, line, "", in_cell=True)]
     frame = in_cell[-1]
     callers = []
@@ -108,7 +108,7 @@ def _in_the_cell(found: Explanation, record: RunRecord, rank: RankRecord, failur
         text = _line_text(record, caller).strip()
         callers.append(f"called from {_place(caller)}" + (f": {text}" if text else ""))
     source = _source(record, frame)
-    return found._replace(place=_place(frame), source=source, line=frame.line, callers=tuple(callers))
+    return details._replace(place=_place(frame), source=source, line=frame.line, callers=tuple(callers))
 
 
 def _place(frame: CodeFrame) -> str:
@@ -194,18 +194,20 @@ class NoRestart(NamedTuple):
     size: int = 0
 
 
-def no_restart(found: NoRestart) -> str:
+def no_restart(verdict: NoRestart) -> str:
     """Say in one sentence why a run was not restarted; return '' if no restart was requested."""
-    match found.why:
+    match verdict.why:
         case "not asked for":
             return ""
         case "used up":
-            limit = f"--max-restarts {found.max_restarts}"
-            return f"This was attempt {found.attempts}: all restarts are used up ({limit})."
+            limit = f"--max-restarts {verdict.max_restarts}"
+            return f"This was attempt {verdict.attempts}: all restarts are used up ({limit})."
         case "twice the same":
             return "The run failed twice in the same way, and saved no checkpoint in between: a restart would not help."
         case "code":
-            return f"The run was not restarted: another attempt would raise the same {found.error.rpartition('.')[2]}."
+            return (
+                f"The run was not restarted: another attempt would raise the same {verdict.error.rpartition('.')[2]}."
+            )
         case "before the first step":
-            who = "all ranks failed in the same way" if found.size > 1 else "the rank failed"
+            who = "all ranks failed in the same way" if verdict.size > 1 else "the rank failed"
             return f"The run was not restarted: {who} before the first step."

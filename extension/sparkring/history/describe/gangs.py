@@ -46,9 +46,9 @@ def deaths(failures: Mapping[int, Failure]) -> str:
     """Say which ranks of a warm gang have died, and why."""
     by_summary: dict[str, list[int]] = {}
     for rank, failure in failures.items():
-        said = failure.summary + (f" ({failure.advice})" if failure.cause == "lost" and failure.advice else "")
-        by_summary.setdefault(said, []).append(rank)
-    return "; ".join(f"{rank_list(ranks)}: {said}" for said, ranks in by_summary.items())
+        summary = failure.summary + (f" ({failure.advice})" if failure.cause == "lost" and failure.advice else "")
+        by_summary.setdefault(summary, []).append(rank)
+    return "; ".join(f"{rank_list(ranks)}: {reason}" for reason, ranks in by_summary.items())
 
 
 def large_value(name: str, size_bytes: int) -> str:

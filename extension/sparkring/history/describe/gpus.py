@@ -60,13 +60,13 @@ def gpu_fault(fault: GpuFault, rank: int) -> str:
 
     For example `out of memory on GPU 1 (NVIDIA H100, 80.0 GB): 20.0 GB more were wanted, and 78.0 GB are in use (…)`.
     """
-    said = _WHAT[fault.kind]
+    text = _WHAT[fault.kind]
     if fault.address:
         facts = ", ".join(filter(None, (fault.name, size(fault.total_bytes))))
-        said += f" on GPU {fault.address}" + (f" ({facts})" if facts else "")
+        text += f" on GPU {fault.address}" + (f" ({facts})" if facts else "")
     if fault.xid is not None:
-        said += f" ({_xid(fault.xid)})"
-    return said if fault.kind != "out of memory" else f"{said}{_shortage(fault, rank)}"
+        text += f" ({_xid(fault.xid)})"
+    return text if fault.kind != "out of memory" else f"{text}{_shortage(fault, rank)}"
 
 
 def gpu_advice(fault: GpuFault, rank: int) -> str:
@@ -77,9 +77,9 @@ def gpu_advice(fault: GpuFault, rank: int) -> str:
 
 def gpu_trouble(trouble: GpuTrouble, rank: int) -> str:
     """Return a notice about a GPU that has reported an error or is lost."""
-    said = "is lost: it no longer answers" if trouble.lost else f"has reported an error: {_xid(trouble.xid or 0)}"
+    state = "is lost: it no longer answers" if trouble.lost else f"has reported an error: {_xid(trouble.xid or 0)}"
     advice = f" {_ADVICE['lost']}" if trouble.lost else ""
-    return f"GPU {trouble.address} (rank {rank}) {said}.{advice}"
+    return f"GPU {trouble.address} (rank {rank}) {state}.{advice}"
 
 
 def idle_gpus(gpus: Iterable[tuple[str, int]], seconds: float) -> str:
@@ -94,17 +94,17 @@ def _xid(number: int) -> str:
 
 
 def _shortage(fault: GpuFault, rank: int) -> str:
-    said = []
+    parts = []
     if fault.wanted_bytes is not None:
-        said.append(f"{size(fault.wanted_bytes)} more were wanted")
+        parts.append(f"{size(fault.wanted_bytes)} more were wanted")
     if fault.used_bytes is not None:
         held = _holders(fault.holders, rank)
-        said.append(f"{size(fault.used_bytes)} are in use" + (f" ({held})" if held else ""))
-    return f": {', and '.join(said)}" if said else ""
+        parts.append(f"{size(fault.used_bytes)} are in use" + (f" ({held})" if held else ""))
+    return f": {', and '.join(parts)}" if parts else ""
 
 
 def _holders(holders: Sequence[GpuHolder], rank: int) -> str:
-    named = [f"{_holder(each, rank)} {size(each.used_bytes)}".rstrip() for each in holders[:_HOLDERS_NAMED]]
+    named = [f"{_holder(holder, rank)} {size(holder.used_bytes)}".rstrip() for holder in holders[:_HOLDERS_NAMED]]
     rest = len(holders) - len(named)
     return ", ".join(named + ([f"{rest} more"] if rest else []))
 
@@ -122,8 +122,8 @@ def _holder(holder: GpuHolder, rank: int) -> str:
 
 
 def _memory_advice(fault: GpuFault, rank: int) -> str:
-    others = [each for each in fault.holders if (each.kind, each.rank) != ("rank", rank)]
-    kinds = {each.kind for each in others}
+    others = [holder for holder in fault.holders if (holder.kind, holder.rank) != ("rank", rank)]
+    kinds = {holder.kind for holder in others}
     advice = []
     if "notebook" in kinds:
         advice.append("Free the kernel's memory: delete its models and call torch.cuda.empty_cache(), or restart it.")
@@ -132,7 +132,7 @@ def _memory_advice(fault: GpuFault, rank: int) -> str:
     if "rank" in kinds:
         advice.append(f"Several ranks use this GPU: {_ANY_DEVICE[0].lower()}{_ANY_DEVICE[1:]}")
     if "other" in kinds:
-        pids = ", ".join(str(each.pid) for each in others if each.kind == "other")
+        pids = ", ".join(str(holder.pid) for holder in others if holder.kind == "other")
         advice.append(f"Another program uses the GPU (process {pids}): end it, or use another GPU.")
     advice.append("Use smaller batches, lower precision, or --gpus 2 and a model that is split between GPUs.")
     return " ".join(advice)

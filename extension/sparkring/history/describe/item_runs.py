@@ -29,19 +29,19 @@ _FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes of failure are named, a
 
 def items(record: RunRecord, *, over: bool = False) -> str:
     """Say how many items are done: `137 of 300 items · 2 failed`; after the run: `298 of 300 items finished · …`."""
-    found = record.items
-    if found is None:
+    items_record = record.items
+    if items_record is None:
         return ""
     over = over or record.outcome is not None
-    number = found.finished if over else found.done
-    whole = found.over if over and found.total is None else found.total
+    number = items_record.finished if over else items_record.done
+    whole = items_record.over if over and items_record.total is None else items_record.total
     words = counted(number, "item") if whole in (None, number) else f"{number:,} of {counted(whole or 0, 'item')}"
-    failed = f"{found.failed:,} failed" if found.failed else ""
-    pruned = f"{found.pruned:,} pruned" if found.pruned else ""
-    kept = f"{found.kept:,} kept from an earlier run" if found.kept else ""
+    failed = f"{items_record.failed:,} failed" if items_record.failed else ""
+    pruned = f"{items_record.pruned:,} pruned" if items_record.pruned else ""
+    kept = f"{items_record.kept:,} kept from an earlier run" if items_record.kept else ""
     if over:
         # If an earlier run has finished the items, "0 of 40 items finished" would be wrong.
-        words = f"{words} finished" if number or not found.kept else counted(whole or found.kept, "item")
+        words = f"{words} finished" if number or not items_record.kept else counted(whole or items_record.kept, "item")
     return dotted(words, failed, pruned, kept, best_trial(record))
 
 
@@ -73,22 +73,25 @@ def items_progress(record: RunRecord, now: float) -> str:
     Full squares stand for slots in use, and empty squares for idle slots. If the ranks of some slots are still waiting
     to start, the text says `2 of 4 at once` instead of `4 at once`.
     """
-    found = record.items
-    if found is None:
+    items_record = record.items
+    if items_record is None:
         return ""
-    left = found.most
-    number = f"{found.up:,} of {left:,}" if found.short and not record.outcome else f"{left:,}"
-    running = f"{number} at once" if left == found.at_once else f"{number} running"
-    return dotted(items(record), f"{_slots(found)} {running}", items_rate(record, now))
+    left = items_record.most
+    number = f"{items_record.up:,} of {left:,}" if items_record.short and not record.outcome else f"{left:,}"
+    running = f"{number} at once" if left == items_record.at_once else f"{number} running"
+    return dotted(items(record), f"{_slots(items_record)} {running}", items_rate(record, now))
 
 
-def _slots(found: ItemsRecord) -> str:
+def _slots(items_record: ItemsRecord) -> str:
     """Draw a full square for each slot in use and an empty square for each idle slot.
 
     If the pool has more than _SQUARES slots, each square stands for several slots.
     """
-    each = math.ceil(found.at_once / _SQUARES)
-    squares, used = math.ceil(found.at_once / each), math.ceil(min(len(found.running), found.at_once) / each)
+    per_square = math.ceil(items_record.at_once / _SQUARES)
+    squares, used = (
+        math.ceil(items_record.at_once / per_square),
+        math.ceil(min(len(items_record.running), items_record.at_once) / per_square),
+    )
     return "■" * used + "□" * (squares - used)
 
 
@@ -98,18 +101,18 @@ def items_rate(record: RunRecord, now: float) -> str:
     if not ran or not seconds:
         return ""
     units = (("s", 1), ("min", 60), ("h", 3600))
-    unit, unit_s = next((each for each in units if ran * each[1] >= seconds), units[-1])
+    unit, unit_s = next((pair for pair in units if ran * pair[1] >= seconds), units[-1])
     rate = ran * unit_s / seconds
     return f"{rate:.1f} items/{unit}" if rate < 9.95 else f"{rate:,.0f} items/{unit}"
 
 
 def items_left(record: RunRecord, now: float) -> str:
     """Say how long the remaining items will take at the current rate: `4 min left`; return '' if it is not known."""
-    found = record.items
-    if found is None or found.total is None or not found.ran:
+    items_record = record.items
+    if items_record is None or items_record.total is None or not items_record.ran:
         return ""
-    left = found.total - found.done
-    return f"{duration(max(1, round(elapsed_s(record, now) / found.ran * left)))} left" if left else ""
+    left = items_record.total - items_record.done
+    return f"{duration(max(1, round(elapsed_s(record, now) / items_record.ran * left)))} left" if left else ""
 
 
 def explain_items(record: RunRecord, results: str) -> str:
@@ -118,19 +121,21 @@ def explain_items(record: RunRecord, results: str) -> str:
     `results` is a sentence that says where the results of the other items are.
     """
     assert record.items is not None
-    failed = [each for each in record.items.known if each.state == "failed"]
+    failed = [item for item in record.items.known if item.state == "failed"]
     groups: dict[tuple[str, str, str], list[ItemRecord]] = {}
-    for each in failed:
-        assert each.failure is not None
-        kind = each.failure.error or each.failure.signal or each.failure.summary
-        groups.setdefault((each.failure.cause, kind, _failed_at(record, each.failure)), []).append(each)
-    found = record.items
-    others = f"{found.finished + found.kept:,} finished" + "".join(
-        f", {count:,} {state}" for count, state in ((found.pruned, "pruned"), (found.stopped, "stopped")) if count
+    for item in failed:
+        assert item.failure is not None
+        kind = item.failure.error or item.failure.signal or item.failure.summary
+        groups.setdefault((item.failure.cause, kind, _failed_at(record, item.failure)), []).append(item)
+    items_record = record.items
+    others = f"{items_record.finished + items_record.kept:,} finished" + "".join(
+        f", {count:,} {state}"
+        for count, state in ((items_record.pruned, "pruned"), (items_record.stopped, "stopped"))
+        if count
     )
     ranked = sorted(groups.values(), key=lambda group: -len(group))
     rest, where = sum(map(len, ranked[_FAILURES_NAMED:])), whole_log(record)
-    parts = [f"{found.failed:,} of {counted(found.over, 'item')} failed ({others}):"]
+    parts = [f"{items_record.failed:,} of {counted(items_record.over, 'item')} failed ({others}):"]
     parts += [_alike(record, group) for group in ranked[:_FAILURES_NAMED]]
     parts += [f"  {rest:,} × other causes" if rest else "", results, f"Whole log: {where}" if where else ""]
     return plain_lines("\n".join(filter(None, parts)))
@@ -156,7 +161,7 @@ def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
     """Say which items failed in the same way, and quote the error of the first item."""
     failure = group[0].failure
     assert failure is not None
-    which = f"items {rank_numbers(sorted(each.item for each in group)[:_ITEMS_NAMED])}"
+    which = f"items {rank_numbers(sorted(item.item for item in group)[:_ITEMS_NAMED])}"
     if len(group) == 1:
         which = f"item {group[0].item} ({group[0].name})"
     more = f" and {len(group) - _ITEMS_NAMED:,} more" if len(group) > _ITEMS_NAMED else ""
@@ -178,7 +183,7 @@ def _failed_at(record: RunRecord, failure: Failure) -> str:
     if at >= 0 and (not called or called[0].function != "<module>"):
         where, code = f"cell line {frames[at].line}", code_line(record, frames[at].line)
     else:  # a script that the cell runs, or the function of foreach()
-        frame = next(each for each in reversed(called) if _file(each) == _file(called[0]))
+        frame = next(other for other in reversed(called) if _file(other) == _file(called[0]))
         place = "line {} of a notebook cell" if frame.in_cell else f"{frame.filename.rpartition('/')[2]} line {{}}"
         where = place.format(frame.line)
         code = next((line.text for line in frame.source if line.number == frame.line), "")

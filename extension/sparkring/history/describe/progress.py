@@ -70,7 +70,11 @@ def closing(record: RunRecord, now: float) -> str:
         words = [outcome(record), took, "" if running_or_well else stream(record)]
     else:
         words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
-    saved = [each.saved for each in record.checkpoints if each.state == "committed" and each.saved.kind == "sparkring"]
+    saved = [
+        checkpoint.saved
+        for checkpoint in record.checkpoints
+        if checkpoint.state == "committed" and checkpoint.saved.kind == "sparkring"
+    ]
     words += [f"last saved step {saved[-1].step:,}"] if saved and record.items is None and record.stream is None else []
     return plain(dotted(*words, items_rate(record, now), *metric_words(record, METRICS_NAMED)))
 
@@ -90,41 +94,45 @@ def last_lines(record: RunRecord) -> str:
     """Return the last lines of the ranks as plain text. Identical lines from several ranks appear once."""
     seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
     last = folded(seen[-_SHORT_LINES * max(20, record.size) :])[-_SHORT_LINES:]  # each rank may have printed each line
-    return "\n".join(f"[{rank_numbers(each.ranks)}] {plain(each.line.text)}"[:_SHORT_CHARACTERS] for each in last)
+    return "\n".join(f"[{rank_numbers(entry.ranks)}] {plain(entry.line.text)}"[:_SHORT_CHARACTERS] for entry in last)
 
 
-def progress_words(found: Progress, *, running: bool = True, lags: bool = False) -> str:
+def progress_words(progress: Progress, *, running: bool = True, lags: bool = False) -> str:
     """Describe the slowest rank's progress: `1 of 2 ranks finished · epoch 2 of 3 · step 4 of 9 · 34 % · 12 s left`.
 
     If `lags` is true, some rank is behind, and the text names the slowest rank.
     """
-    words = [f"{found.finished:,} of {counted(found.size, 'rank')} finished"] if 0 < found.finished < found.size else []
-    for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
+    words = (
+        [f"{progress.finished:,} of {counted(progress.size, 'rank')} finished"]
+        if 0 < progress.finished < progress.size
+        else []
+    )
+    for what, at, total in (("epoch", progress.epoch, progress.epochs), ("step", progress.step, progress.steps)):
         if at is not None:
             words.append(f"{what} {at:,}" + (f" of {total:,}" if total and total >= at else ""))
-    words += [] if found.fraction is None else [percent(found.fraction)]
-    about = f"rank {found.rank}, the slowest: " if lags else ""
-    return ("" if running else "progress: ") + about + dotted(*words, left_words(found) if running else "")
+    words += [] if progress.fraction is None else [percent(progress.fraction)]
+    about = f"rank {progress.rank}, the slowest: " if lags else ""
+    return ("" if running else "progress: ") + about + dotted(*words, left_words(progress) if running else "")
 
 
-def left_words(found: Progress) -> str:
+def left_words(progress: Progress) -> str:
     """Say how long the rest of the run will take: `12 s left`; return '' if this is not known."""
-    return "" if found.left_s is None else f"{duration(max(1, round(found.left_s)))} left"
+    return "" if progress.left_s is None else f"{duration(max(1, round(progress.left_s)))} left"
 
 
-def lag_words(found: Sequence[Lag], causes: Mapping[int, str] = MappingProxyType({})) -> str:
+def lag_words(lags: Sequence[Lag], causes: Mapping[int, str] = MappingProxyType({})) -> str:
     """Say which ranks have fallen behind: `rank 5 is 26 steps behind, at 0.33× the median rate`; '' for none.
 
     If only one rank is behind and the cause is known, the cause follows.
     """
-    if not found:
+    if not lags:
         return ""
-    if len(found) == 1:
-        [(rank, steps, ratio)] = found
+    if len(lags) == 1:
+        [(rank, steps, ratio)] = lags
         rate = "" if ratio is None or f"{ratio:.2g}" == "1" else f", at {ratio:.2g}× the median rate"
         cause = f"; {causes[rank]}" if rank in causes else ""
         return f"rank {rank} is {counted(steps, 'step')} behind{rate}{cause}"
-    most, least = found[0].steps, found[-1].steps
+    most, least = lags[0].steps, lags[-1].steps
     span = f"{least:,} to {counted(most, 'step')}" if least < most else counted(most, "step")
     return f"{rank_list([lag.rank for lag in found])} are {span} behind"
 

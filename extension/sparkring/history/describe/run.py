@@ -16,8 +16,8 @@ _RANKS_CHARACTERS = 40
 
 def states(record: RunRecord) -> dict[str, int]:
     """Return the number of ranks in each state. The states are in the order in which a rank goes through them."""
-    found = Counter(rank.state for rank in record.taking_part)
-    return {state: found[state] for state in ("starting", "running", "finished", "failed", "stopped") if found[state]}
+    counts = Counter(rank.state for rank in record.taking_part)
+    return {state: counts[state] for state in ("starting", "running", "finished", "failed", "stopped") if counts[state]}
 
 
 def ranks(record: RunRecord) -> str:
@@ -37,12 +37,12 @@ def facts(record: RunRecord) -> list[str]:
     """
     place = "on Spark" if record.where == "spark" else "on this machine"
     if record.items is not None:
-        each = record.items.ranks_each
-        found = [f"{record.items.at_once:,} at once {place}"]
-        return found + ([f"on {counted(each, 'rank')} each", record.framework] if each > 1 else [])
+        ranks_each = record.items.ranks_each
+        parts = [f"{record.items.at_once:,} at once {place}"]
+        return parts + ([f"on {counted(ranks_each, 'rank')} each", record.framework] if ranks_each > 1 else [])
     hosts = len({rank.host for rank in record.taking_part if rank.host})
-    found = [f"{ranks(record)} {place}" + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
-    return [*filter(None, found), *(["warm gang"] if record.warm else []), *_attempt(record)]
+    parts = [f"{ranks(record)} {place}" + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
+    return [*filter(None, parts), *(["warm gang"] if record.warm else []), *_attempt(record)]
 
 
 def _attempt(record: RunRecord) -> list[str]:
@@ -56,8 +56,8 @@ def _attempt(record: RunRecord) -> list[str]:
 def quick(record: RunRecord) -> bool:
     """Return whether a run on a warm gang finished quickly and has nothing to show except its ranks' output."""
     took = record.ended - record.started
-    told = record.stream or record.metrics or record.checkpoints or any(rank.readings for rank in record.ranks)
-    return record.warm and record.outcome == "finished" and took < QUICK_S and not told
+    reports = record.stream or record.metrics or record.checkpoints or any(rank.readings for rank in record.ranks)
+    return record.warm and record.outcome == "finished" and took < QUICK_S and not reports
 
 
 def elapsed_s(record: RunRecord, now: float) -> float:
@@ -112,7 +112,7 @@ def log_path(record: RunRecord, rank: int | None = None) -> str:
     if not record.log_folder:
         return ""
     those = record.ranks if rank is None else record.ranks[rank : rank + 1]
-    end = "*" if any(each.size_bytes >= LARGE_FILE_BYTES for each in those) else "log"
+    end = "*" if any(rank_record.size_bytes >= LARGE_FILE_BYTES for rank_record in those) else "log"
     path = f"{record.log_folder}/rank-{'N' if rank is None else rank}.{end}"
     if not record.left_out_bytes:
         return path

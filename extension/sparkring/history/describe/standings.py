@@ -21,10 +21,10 @@ class Standing(NamedTuple):
     state: str
     where: str = ""
 
-    def of(self, found: Sequence[int]) -> str:
-        """Say that the ranks `found` have this standing: `rank 1 waits at cell line 7`, `ranks 0–2 wait at …`."""
+    def of(self, ranks: Sequence[int]) -> str:
+        """Say that the `ranks` have this standing: `rank 1 waits at cell line 7`, `ranks 0–2 wait at …`."""
         one, several = _VERBS.get(self.state, (f"is {self.state}", f"are {self.state}"))
-        return f"{rank_list(found)} {one if len(found) == 1 else several}{self.where}"
+        return f"{rank_list(ranks)} {one if len(ranks) == 1 else several}{self.where}"
 
 
 _VERBS = {
@@ -48,11 +48,11 @@ def explain_where(record: RunRecord) -> str:
         return outcome(record)
     # Ranks that have left the cell come first: the others may be waiting for them.
     groups = sorted(_standings(record), key=lambda group: group[0].state not in ("finished", "failed", "stopped"))
-    told = [standing.of(found) for standing, found in groups[:_STANDINGS_NAMED]]
-    rest = [rank for _, found in groups[_STANDINGS_NAMED:] for rank in found]
+    phrases = [standing.of(ranks) for standing, ranks in groups[:_STANDINGS_NAMED]]
+    rest = [rank for _, ranks in groups[_STANDINGS_NAMED:] for rank in ranks]
     if rest:
-        told.append(f"{rank_list(rest)} {'is' if len(rest) == 1 else 'are'} elsewhere")
-    return plain("; ".join(told))
+        phrases.append(f"{rank_list(rest)} {'is' if len(rest) == 1 else 'are'} elsewhere")
+    return plain("; ".join(phrases))
 
 
 def explain_timeout(record: RunRecord, timeout_s: float) -> str:
@@ -61,7 +61,7 @@ def explain_timeout(record: RunRecord, timeout_s: float) -> str:
     if not record.running_since:
         return f"{head} before the ranks were up: {outcome(record)}"
     groups, log = _standings(record), whole_log(record)
-    parts = [head, "\n".join(f"  {standing.of(found)}" for standing, found in groups)]
+    parts = [head, "\n".join(f"  {standing.of(ranks)}" for standing, ranks in groups)]
     if len(groups) > 1 and any(standing.state == "waiting" for standing, _ in groups):
         parts.append("A collective (allreduce, broadcast, a barrier) waits until every rank has called it.")
     parts += [f"Whole logs: {log}"] if log else []

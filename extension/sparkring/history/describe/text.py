@@ -98,14 +98,14 @@ def dotted(*parts: str) -> str:
 
 def rank_list(ranks: Iterable[int]) -> str:
     """Return the ranks with a noun: `rank 2` or `ranks 0–3, 7`."""
-    found = sorted(set(ranks))
-    return f"{'rank' if len(found) == 1 else 'ranks'} {rank_numbers(found)}"
+    unique = sorted(set(ranks))
+    return f"{'rank' if len(unique) == 1 else 'ranks'} {rank_numbers(unique)}"
 
 
 def rank_numbers(ranks: Iterable[int]) -> str:
     """Return the numbers of the ranks: `0–3, 7`. Three or more consecutive numbers are written as a range."""
     parts: list[str] = []
-    for _, group in itertools.groupby(enumerate(sorted(set(ranks))), lambda found: found[1] - found[0]):
+    for _, group in itertools.groupby(enumerate(sorted(set(ranks))), lambda pair: pair[1] - pair[0]):
         span = [rank for _, rank in group]
         parts += [f"{span[0]}–{span[-1]}"] if len(span) > 2 else map(str, span)
     return ", ".join(parts)
@@ -139,6 +139,6 @@ def first_line(text: str, most: int = 300) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def plain_lines(told: str) -> str:
-    """Return `told` with each line as plain() shows it."""
-    return "\n".join(plain(line) for line in told.split("\n"))
+def plain_lines(text: str) -> str:
+    """Return `text` with each line as plain() shows it."""
+    return "\n".join(plain(line) for line in text.split("\n"))
