@@ -134,7 +134,7 @@ def lag_words(lags: Sequence[Lag], causes: Mapping[int, str] = MappingProxyType(
         return f"rank {rank} is {counted(steps, 'step')} behind{rate}{cause}"
     most, least = lags[0].steps, lags[-1].steps
     span = f"{least:,} to {counted(most, 'step')}" if least < most else counted(most, "step")
-    return f"{rank_list([lag.rank for lag in found])} are {span} behind"
+    return f"{rank_list([lag.rank for lag in lags])} are {span} behind"
 
 
 def starving_words(percents: Mapping[int, int]) -> str:

@@ -147,7 +147,7 @@ def parts_s(timed: BatchEnded | StreamRecord) -> tuple[float, ...]:
     return timed.moving_s, timed.reading_s, timed.training_s, timed.saving_s, timed.waiting_s
 
 
-def charted(found: StreamRecord) -> tuple[str, ...]:
+def charted(stream_record: StreamRecord) -> tuple[str, ...]:
     """Return the PARTS that a chart shows at first: all, or all but the waiting if it would dwarf the others."""
     return PARTS[:-1] if stream_record.waiting_s > WAITS_LONG * stream_record.busy_s else PARTS
 
