@@ -61,7 +61,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--standalone", action="store_true", help="run the behaviour suite on a real Spark standalone cluster"
     )
     parser.addoption(
-        "--pictures", action="store_true", help="show panels in the dark theme, too, with screenshots in build/browser"
+        "--pictures",
+        action="store_true",
+        help="show panels in the dark theme, too, with screenshots in build/browser; train the quickstart's whole nets",
     )
 
 

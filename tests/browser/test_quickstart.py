@@ -22,13 +22,18 @@ QUICKSTART = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 ALL_CELLS_MS = 400_000 * PACE
 FAIL_ON_PURPOSE = ["bad-store", "failure"]  # the ids of cells
 TRAINING = ["ring", "spark"]
+# Without --pictures, the models of the stores and the nets are smaller: they would take most of the time of all tests.
+SMALLER = {"n_estimators=250": "n_estimators=10", "1_440, 3, 32": "240, 2, 16"}
 
 
 class Running:
     """The notebook in its page while all of its cells run."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: Opened, smaller: dict[str, str]) -> None:
         made = nbformat.read(QUICKSTART, as_version=4)
+        for text, other in smaller.items():
+            (cell,) = (cell for cell in made.cells if text in cell.source)
+            cell.source = cell.source.replace(text, other)
         self.at = {cell.id: number for number, cell in enumerate(made.cells)}
         self.launches = [
             number for number, cell in enumerate(made.cells) if re.match(r"%%(foreach|torchrun) ", cell.source)
@@ -66,8 +71,8 @@ class Executed:
 
 
 @pytest.fixture(scope="module")
-def running(opened: Opened) -> Running:
-    return Running(opened)
+def running(opened: Opened, pytestconfig: pytest.Config) -> Running:
+    return Running(opened, {} if pytestconfig.getoption("--pictures") else SMALLER)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +98,8 @@ def test_two_cells_are_meant_to_fail() -> None:
     assert failing == FAIL_ON_PURPOSE
 
 
-def test_a_panel_moves_while_its_cell_runs(running: Running, shoot: Callable[..., None]) -> None:
+@pytest.mark.extended("notebook", "test_it_moves_while_the_cell_runs shows it with another cell")
+def test_a_panel_moves_while_its_cell_runs(running: Running) -> None:
     found = running.notebook
     found.show(running.at["ring"])
     ring = found.panel(running.at["ring"])
@@ -105,16 +111,19 @@ def test_a_panel_moves_while_its_cell_runs(running: Running, shoot: Callable[...
     expect(found.prompt(running.at["ring"])).not_to_have_text(re.compile(r"\d"))  # the cell is still running
     expect(ring.locator(".sr-state")).to_have_text("running")
 
+
+def test_panels_show_how_the_runs_ended(running: Running, shoot: Callable[..., None]) -> None:
+    found = running.notebook
     running.until_done()
     for number in running.launches:
         found.show(number)
         wanted = "failed" if number in {running.at[cell] for cell in FAIL_ON_PURPOSE} else "finished"
         expect(found.panel(number).locator(".sr-state")).to_have_text(wanted)
     found.show(running.at["ring"])
-    shoot(found, "quickstart", ring)
+    shoot(found, "quickstart", found.panel(running.at["ring"]))
 
 
-def test_every_step_reaches_its_accuracy(executed: Executed) -> None:
+def test_every_step_reaches_its_accuracy(executed: Executed, pytestconfig: pytest.Config) -> None:
     """How much faster two processes are is not asserted, because it depends on the machine."""
     assert [(row["step"], row["where"], row["ranks"]) for row in executed.outcome] == [
         ("forty models", "a loop in the kernel", 1),
@@ -125,7 +134,8 @@ def test_every_step_reaches_its_accuracy(executed: Executed) -> None:
         ("one net", "two Spark tasks", 2),
         ("one net", "two processes, Horovod", 2),
     ]
-    assert all(0.8 <= row["accuracy"] <= 1 for row in executed.outcome if row["step"] == "one net")
+    least = 0.8 if pytestconfig.getoption("--pictures") else 0.25  # a net that has learned nothing reaches 0.04
+    assert all(least <= row["accuracy"] <= 1 for row in executed.outcome if row["step"] == "one net")
     assert all(row["seconds"] > 0 and row["speedup"] > 0 for row in executed.outcome)
 
 
