@@ -159,7 +159,7 @@ def test_an_interrupt_at_any_time(driver):
 
 def test_a_killed_driver_takes_everything_with_it(driver, wait_until):
     """After kill -9, no rank and no grandchild survives, not even one that called setsid."""
-    for _ in range(5):
+    for _ in range(2):
         found, pids = started(driver)
         found.process.kill()
         found.wait()

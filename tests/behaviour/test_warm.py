@@ -555,6 +555,7 @@ def test_a_collective_in_every_cell(shared_gang, framework):
     assert shared_gang.values(f"{make}\n{leave}\nsums", framework=framework) == [[3.0]] * 3
 
 
+@pytest.mark.extended_on("spark", "test_a_collective_in_every_cell runs collectives there; the exception ends them")
 def test_one_that_fails_lets_the_others_out_of_a_collective(shared_gang):
     """The error is the exception, not the failures that it caused on other ranks."""
     shared_gang.cell(STEP, framework="horovod")
@@ -1044,7 +1045,7 @@ print("PIDS", *[gang.gang.place_of(rank)[2] for rank in range(2)], *cell("away.p
 
 @pytest.mark.slow
 def test_hundreds_of_cells_leave_nothing(driver):
-    """Driver and ranks have the same descriptors and threads as before, and have grown by less than 20 MB."""
+    """Driver and ranks have the same descriptors and threads as before, and have grown by less than 10 MB."""
     text = driver(f"""{WARM}
 import gc, json, threading, psutil
 gang = warm.start(GangOptions(-2, "plain", 3600.0, ()), print, print)
@@ -1065,7 +1066,7 @@ def cells(count):
 
 cells(50)
 before = states()
-cells(500)
+cells(200)
 print("STATES", json.dumps([before, states()]))
 """).wait()
     assert "STATES" in text, text
@@ -1073,4 +1074,4 @@ print("STATES", json.dumps([before, states()]))
 
     for before, after in zip(*json.loads(text.rpartition("STATES")[2]), strict=True):
         assert after[:2] == before[:2]
-        assert after[2] - before[2] < 20e6
+        assert after[2] - before[2] < 10e6

@@ -80,7 +80,13 @@ def small_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("how", "keep", "background"), [(CUT, 1, True), (LOSSY, 1, True), (LOSSY, 2, False), (ONCE, 2, True)]
+    ("how", "keep", "background"),
+    [
+        (CUT, 1, True),
+        pytest.param(LOSSY, 1, True, marks=pytest.mark.extended("repetition", "the other combinations")),
+        (LOSSY, 2, False),
+        (ONCE, 2, True),
+    ],
 )
 def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, keep, background):
     """Whichever operation of four saves fails, no saved step is lost, and only saved states are restored."""

@@ -142,7 +142,13 @@ def untorn(numbered):
     return all_variables(model), seen, resume.history
 
 
-@pytest.mark.parametrize(("every", "torn", "kept"), [(7, 35, 35), ("epoch", 30, 20)])
+@pytest.mark.parametrize(
+    ("every", "torn", "kept"),
+    [
+        (7, 35, 35),
+        pytest.param("epoch", 30, 20, marks=pytest.mark.extended("repetition", "every=7; tests below save by epoch")),
+    ],
+)
 def test_a_training_that_goes_on_is_bit_equal(numbered, untorn, every, torn, kept):
     """Weights, Adam's moments, dropout and the order of the data are as if training had not been interrupted."""
     want, want_seen, want_history = untorn

@@ -13,7 +13,7 @@ from waiting import PACE
 
 import sparkring
 
-KILLS = 200
+KILLS = 100
 
 # A process that has imported all modules, and forks the processes to be killed.
 NURSERY = '''

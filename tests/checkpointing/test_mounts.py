@@ -217,7 +217,9 @@ def bucket(watch, request) -> str:
     return watch.except_for(lambda: request.getfixturevalue("server"))
 
 
-@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize(
+    "background", [True, pytest.param(False, marks=pytest.mark.extended("library", "in the background"))]
+)
 def test_s3(bucket, watch, background):
     """Checkpoints work on an object store as they do in a folder."""
     watch.except_for(lambda: remembers(f"{bucket}/{uuid.uuid4().hex}/run1", background=background))

@@ -181,7 +181,15 @@ def test_names_that_differ_only_in_case(spark):
     assert [tuple(row) for row in in_pandas(rows)["parts"]] == [(1, 2)]
 
 
-@pytest.mark.parametrize("sql", ["dense", "sparse", "IF(id = 0, array(1, NULL), array(1, 2))", "cast(1 AS int)"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "dense",
+        pytest.param("sparse", marks=pytest.mark.extended("repetition", "dense; test_columns.py has both")),
+        "IF(id = 0, array(1, NULL), array(1, 2))",
+        "cast(1 AS int)",
+    ],
+)
 def test_nulls_that_arrays_cannot_hold(spark, sql):
     """A null does not affect other columns. With fill=, where= and on_error="null", the other rows can be used."""
     frame = frame_of(spark, {"v": sql}, nulls="NULL" not in sql)

@@ -77,7 +77,7 @@ class Elements(HTMLParser):
             self.text += data
 
 
-def payloads(count: int = 200) -> Iterator[str]:
+def payloads(count: int = 60) -> Iterator[str]:
     """Yield strings that would harm a page if they were not escaped. Each begins with `evilN`, where N is a number."""
     rnd = random.Random(7)
     parts = [
