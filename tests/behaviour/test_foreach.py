@@ -87,6 +87,7 @@ class backend:
 """
 
 
+@pytest.mark.forked
 def test_items_share_objects_with_captured_names(pools):
     """As in a for loop, an item is the object that the notebook's names refer to, wherever the item holds it."""
     pools.define(

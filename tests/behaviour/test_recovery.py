@@ -119,6 +119,7 @@ begun, state["sum"]
 """
 
 
+@pytest.mark.forked("torch")
 def test_changed_values_and_helpers_are_asked_about(local, tmp_path):
     """Arrays, helper functions and what these use count as well as the cell's text. Weights of models do not."""
     options = {"checkpoint_dir": str(tmp_path / "run")}
@@ -372,7 +373,7 @@ ROWS, BATCH = 960, 8
 @pytest.mark.parametrize(
     ("framework", "cell", "kills", "imports"),
     [
-        pytest.param("plain", ALONE, 10, ("pandas", "pyarrow.dataset"), id="alone"),
+        pytest.param("plain", ALONE, 5, ("pandas", "pyarrow.dataset"), id="alone"),
         pytest.param(
             "torch",
             TOGETHER,

@@ -75,6 +75,7 @@ def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
             assert reading.now.size_bytes > 0
 
 
+@pytest.mark.forked("pandas", "pyarrow.dataset")
 @pytest.mark.slow
 @pytest.mark.any_launcher
 def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
@@ -131,6 +132,7 @@ def test_horovod_trains_on_shards_with_keras(ring, numbered):
 @pytest.mark.pair
 @pytest.mark.standalone("the shards are read on the executors")
 @pytest.mark.versions("of PyTorch and pyarrow")
+@pytest.mark.extended_on("spark", "the test of data that was made in the notebook reads on executors")
 def test_torch_trains_on_shards(ring, numbered):
     """All ranks take part in the same number of collectives, which the cell itself calls."""
     data = shards(numbered, 32, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")
@@ -150,6 +152,7 @@ def test_torch_trains_on_shards(ring, numbered):
     assert result.values[0][0] == 15
 
 
+@pytest.mark.extended_on("spark", "a rank starts its worker processes by itself, whatever has started the rank")
 @pytest.mark.slow
 @pytest.mark.pair
 def test_torchs_workers_read_on_ranks(ring, numbered):

@@ -96,6 +96,7 @@ data.epoch
 """
 
 
+@pytest.mark.forked("tensorflow")
 @pytest.mark.slow
 def test_a_shard_is_read_to_its_end(local, tmp_path):
     """TensorFlow divides each batch among the ranks, and fit() continues until every row has been used.

@@ -275,6 +275,7 @@ dist.init_process_group("gloo")
 """
 
 
+@pytest.mark.forked("torch")
 def test_ranks_that_train_alone(local_gang):
     """If the ranks train without exchanging anything, a notice says so, unless the code divides the work by rank.
 
@@ -299,6 +300,7 @@ def test_ranks_that_train_alone(local_gang):
     assert not notices("dist.destroy_process_group()\ndel model")
 
 
+@pytest.mark.forked("torch")
 def test_ranks_that_train_alone_for_long_are_told_before_the_end(local_gang):
     """While the ranks still train, the notice says that they exchange nothing so far. Their group makes it vanish."""
     local_gang.start(2, framework="torch")
@@ -312,6 +314,7 @@ def test_ranks_that_train_alone_for_long_are_told_before_the_end(local_gang):
 
 
 @pytest.mark.slow
+@pytest.mark.forked("torch")
 @pytest.mark.parametrize(
     ("framework", "code", "alone"),
     [

@@ -263,6 +263,7 @@ def test_uneven_steps_are_told(local, uneven):
                                     "6: an allreduce in the last step hangs or fails.")  # fmt: skip
 
 
+@pytest.mark.forked("torch")
 def test_ranks_that_all_read_all_rows_are_told(local, uneven):
     """A training with Petastorm's own reader and no shard gets a warning, unless another reader has a shard."""
     cell = """

@@ -34,6 +34,7 @@ WHAT = {
     "standalone(why)": "runs on a Spark standalone cluster instead of local Spark, for the reason given",
     "any_launcher": "has the same result on every launcher: run on one, and with --standalone on the cluster",
     "pair": "runs in two warm ranks that tests of several files share: see the fixture",
+    "forked(*modules)": "forks its ranks on this machine from a process that has imported the modules; env is the same",
     "versions(why)": "can differ with the versions of the named packages: see TEST_VERSIONS in the Makefile",
     "slow": "takes more than a few seconds",
 }

@@ -59,8 +59,8 @@ _sources: list[SpareProcess] = []  # kept, because Python warns about a process 
 
 
 @contextlib.contextmanager
-def forked(size: int, *modules: str) -> Iterator[None]:
-    """In the `with` block, the `size` members of a gang on this machine are forked from one process.
+def forked(size: int, *modules: str) -> Iterator[list[SpareProcess]]:
+    """In the `with` block, the `size` members of a gang on this machine are forked from one process, which it yields.
 
     This process has imported all installed modules among `modules`, so they are imported once instead of `size` times.
     """
@@ -76,10 +76,22 @@ def forked(size: int, *modules: str) -> Iterator[None]:
         return begun[0].fork(ticket) or start(environment, ticket)
 
     with patch.object(local, "_start", fork):
-        yield
+        yield begun
     for source in begun:
         source.close()  # the process ends with its last member
     _sources[:] = [source for source in [*_sources, *begun] if not source.ended]
+
+
+@pytest.fixture(autouse=True)
+def ranks_are_forked(request: pytest.FixtureRequest, watch: Watch) -> Iterator[None]:
+    """In a test that is marked `forked(*modules)`, ranks on this machine are forked: see forked()."""
+    marker = request.node.get_closest_marker("forked")
+    if marker is None:
+        yield
+        return
+    with forked(2, *marker.args) as sources:
+        yield
+    until(lambda: all(source.ended for source in sources), "the process ends with its last rank")
 
 
 BINDS_STREAMS = """

@@ -1,0 +1,3 @@
+N = 4
+class Tool:
+    def use(self): return N
