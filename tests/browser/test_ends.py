@@ -97,6 +97,16 @@ page.tell = lambda record, news: page._records.update({record.run_id: record})
 NOT_MISSED = """del page.tell
 page.on_msg(page._heard)
 """
+# The page is busy for three seconds when it loads the panel's script. anywidget waits for only two.
+BUSY_PAGE = """() => {
+  const make = URL.createObjectURL;
+  URL.createObjectURL = (blob) => {
+    URL.createObjectURL = make;
+    const until = performance.now() + 3000;
+    while (performance.now() < until);
+    return make(blob);
+  };
+}"""
 # The last item waits until the test has seen the panel during the run.
 ITEMS = """%%foreach store in range(1000) -n -2 --name stores
 import os
@@ -505,6 +515,13 @@ def ended_with_its_kernel(panel: Locator) -> None:
     expect(panel.locator(".sr-row").first).to_be_visible()  # the lines that were sent to the page can still be read
 
 
+def restart(notebook: Notebook) -> None:
+    """Restart the kernel, without waiting until it is ready."""
+    # command() would wait for the answer to the dialog.
+    notebook.page.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart') }")
+    notebook.page.get_by_role("dialog").get_by_role("button", name="Confirm Kernel Restart").click()
+
+
 def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook, shoot: Callable[..., None]) -> None:
     """A background run can be shown again by its name or by its object. The run ends with its kernel."""
     notebook.run(AT_BACKGROUND, wait=True)
@@ -518,14 +535,28 @@ def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook
         expect(state(panel)).to_have_text("running")
         expect(panel.locator(".sr-row").first).to_be_visible()
         expect(tile(panel, 0)).to_have_class(re.compile(r"^r\b"))
-    # command() would wait for the answer to the dialog.
-    notebook.page.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart') }")
-    notebook.page.get_by_role("dialog").get_by_role("button", name="Confirm Kernel Restart").click()
+    restart(notebook)
     ended_with_its_kernel(panel)
     ended_with_its_kernel(notebook.panel(AT_SHOWN))
     shoot(notebook, "restarted", notebook.cell(AT_BY_NAME))
     expect(notebook.page.locator("#jp-main-statusbar")).to_contain_text("| Idle")
     notebook.run(0, wait=True)
+
+
+def test_a_run_after_a_restart_in_a_busy_page_with_other_panels(notebook: Notebook) -> None:
+    """anywidget drops the messages to a widget whose script was loaded late. The panel gets them all the same."""
+    before = running(notebook)
+    restart(notebook)
+    ended_with_its_kernel(before)
+    expect(notebook.page.locator("#jp-main-statusbar")).to_contain_text("| Idle")
+    notebook.run(0, wait=True)
+    notebook.page.evaluate(BUSY_PAGE)
+    panel = running(notebook)
+    expect(panel.locator(".sr-row").last).to_contain_text(re.compile(r"line [2-9]\d"))
+    panel.get_by_role("button", name="■ Stop").click()
+    was_interrupted(notebook, panel)
+    notebook.run(AT_FAILING, wait=True)
+    expect(state(notebook.panel(AT_FAILING))).to_have_text("failed")
 
 
 def test_a_kernel_that_is_killed_in_the_middle(opened: Opened, shoot: Callable[..., None]) -> None:

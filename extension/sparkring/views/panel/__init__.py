@@ -70,6 +70,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         self._controls: dict[str, Controls] = {}
         self._asked: set[str] = set()  # the runs in progress that a page has asked for
         self._snapshot_due = 0.0
+        self._sender: ipywidgets.Widget = self  # the widget whose model gets the messages
         super().__init__(page=secrets.token_hex(8), run=run)
         self.on_msg(self._heard)
 
@@ -145,6 +146,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         Such a page shows no Stop button, since the kernel would not receive the page's messages. A page that already
         knows the model replaces it with the announced model.
         """
+        self._sender = self
         for widget in (self.layout, self):
             opened = {"state": widget.get_state(), "buffer_paths": []}
             _apart.copy().run(widget.comm.open, opened, {"version": ipywidgets._version.__protocol_version__})
@@ -157,7 +159,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     def _post(self, message: Message) -> None:
         # Each run sends messages from its own thread. Context.run() raises an error if another thread is using the same
         # context, so each message is sent in a copy of the context.
-        _apart.copy().run(self.send, message)
+        _apart.copy().run(self._sender.send, message)
 
     def _heard(self, _: Any, message: Message, buffers: Any) -> None:
         run = message.get("run")
@@ -172,6 +174,8 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                     controls.answer(int(message["rank"]), int(message["number"]), str(message["text"]))
                 return
         with self._guard:
+            if message.get("again"):  # the page may have missed the answer: anywidget drops it if the page was too busy
+                self._sender = self.layout
             record = self._records.get(str(run))
             if record is not None:
                 if record.outcome is None:

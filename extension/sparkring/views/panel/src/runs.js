@@ -172,12 +172,18 @@ export class Runs {
   }
 
   // Listen to `model` instead of the previous model. If a page is loaded while a cell is running, the kernel announces
-  // its model again, and all pages replace their model.
+  // its model again, and all pages replace their model. A model whose script was not ready within two seconds, as in a
+  // busy page, never gets messages from anywidget. Its layout, a model of ipywidgets, does.
   listen(model) {
     this.leave(this.model);
     this.model = model;
-    for (const run of this.runs.values()) run.model = model;
+    for (const run of this.runs.values()) {
+      run.model = model;
+      run.heard = false;
+      if (!run.state?.ended) this.ask(run.id, ASK_AGAIN);
+    }
     model.on("msg:custom", this.heard);
+    model.get("layout")?.on("msg:custom", this.heard);
     model.on("comm_live_update", this.cut);
     // When the kernel restarts, VS Code disposes of its connection to the kernel without telling the widgets' models.
     this.kernel = model.widget_manager?.kernel;
@@ -186,6 +192,7 @@ export class Runs {
 
   leave(model) {
     model?.off("msg:custom", this.heard);
+    model?.get("layout")?.off("msg:custom", this.heard);
     model?.off("comm_live_update", this.cut);
     this.kernel?.disposed?.disconnect(this.cut);
   }
@@ -235,11 +242,11 @@ export class Runs {
   // Ask the kernel for a run, and ask again if there is no answer. The front end may open a channel that reaches the
   // kernel even while a cell is running. If the page asks before this channel is open, the kernel answers only after the
   // cell has ended.
-  ask(id, again) {
-    this.model.send({ kind: "hello", run: id });
-    if (!again) return;
+  ask(id, left, again = {}) {
+    this.model.send({ kind: "hello", run: id, ...again });
+    if (!left) return;
     setTimeout(() => {
-      if (!this.closed && !this.deaf && !this.runs.get(id)?.heard) this.ask(id, again - 1);
+      if (!this.closed && !this.deaf && !this.runs.get(id)?.heard) this.ask(id, left - 1, { again: true });
     }, ASK_AGAIN_MS);
   }
 
