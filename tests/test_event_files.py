@@ -10,6 +10,7 @@ import pytest
 
 from sparkring.errors import DataError, OptionsError
 from sparkring.history import events
+from sparkring.history.record import RunRecord
 from sparkring.history.run_folder import RunFolder
 from sparkring.history.tensorboard import environment, scalars, write_event_files
 
@@ -19,10 +20,9 @@ RUN = "2026-01-01_00-00-00_aaaa"
 def saved(*reports: events.Metrics, size: int = 2, run: str = RUN):
     """Save a run with these reports, and return its folder."""
     folder = RunFolder(run)
-    folder.write(events.RunStarted(1.0, run, "cell", "", size, "local", "plain", "all"))
-    for report in reports:
-        folder.write(report)
-    folder.close()
+    started = events.RunStarted(1.0, run, "cell", "", size, "local", "plain", "all")
+    folder.seen([started, *reports], RunRecord())
+    folder.ended(RunRecord())
     return folder.path
 
 

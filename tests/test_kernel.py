@@ -622,11 +622,13 @@ def test_checkpoints_of_a_store_and_of_the_last_run(kernel: Kernel, saved: Path)
     assert complete(kernel, "%checkpoints st") == ["store"]
     kernel.run("""
         from sparkring.history.events import RunStarted
+        from sparkring.history.record import RunRecord
         from sparkring.history.run_folder import RunFolder
         from sparkring.history.run_store import new_id
         found = RunFolder(new_id())
-        found.write(RunStarted(0.0, "id", "t", "c", 1, "local", "plain", "all", checkpoint_dir=str(path)))
-        found.close()
+        started = RunStarted(0.0, "id", "t", "c", 1, "local", "plain", "all", checkpoint_dir=str(path))
+        found.seen([started], RunRecord())
+        found.ended(RunRecord())
     """).done()
     try:
         assert "The resume point is step 20" in kernel.run("%checkpoints").done().displayed

@@ -16,6 +16,7 @@ from sparkring.engine.run import recorder
 from sparkring.engine.run.result import RunResult
 from sparkring.errors import DataError, LaunchError, OptionsError, SparkringError
 from sparkring.history import compression, describe, events, rank_logs, record, run_folder, run_store, snapshots
+from sparkring.history.observer import Observer
 from sparkring.history.record import RunRecord, apply, replay
 from sparkring.notebook.extension import MAGICS
 from sparkring.views import Quiet
@@ -79,10 +80,8 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
 def save(run_id: str, found: list[events.Event]) -> run_folder.RunFolder:
     """Write the events to a run's folder, and return it."""
     folder = run_folder.RunFolder(run_id)
-    for event in found:
-        assert folder.write(event) is None
-    folder.flush()
-    folder.close()
+    folder.seen(found, RunRecord())
+    folder.ended(RunRecord())
     return folder
 
 
@@ -184,13 +183,11 @@ def test_what_a_killed_driver_last_knew():
     """If the driver was killed, the saved progress of a reader is only a few seconds old."""
     found = reading(60, ended=False)
     folder = run_folder.RunFolder("killed")
-    for event in found:
-        folder.write(event)
-    folder.flush()
+    folder.seen(found, RunRecord())
     now = run_store.load(folder.path).ranks[0].readings[0].now
     assert now is not None
     assert found[-1].time - now.time <= run_folder.PROGRESS_EVERY_S + 1
-    folder.close()
+    folder.ended(RunRecord())
 
 
 def test_of_plans_the_last_is_kept():
@@ -696,21 +693,96 @@ def test_quick_cells_of_a_warm_gang_go_first(monkeypatch):
 
 def test_a_full_disk_is_told_once(monkeypatch):
     """The first write that fails causes a notice. After that, nothing is written, and no error is raised."""
-    folder = run_folder.RunFolder("full")
     start, *rest = story("full")
-    assert folder.write(start) is None
+    live = recorder.Recorder(Quiet(), start)
 
     def full(event: events.Event) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder, "_write", full)
-    notices = [notice for event in rest if (notice := folder.write(event))]
+    monkeypatch.setattr(live._folder, "_write", full)
+    for event in rest:
+        live.add([event])
+    live.close("failed")
+    notices = [notice.text for notice in live.record.notices if "No space left on device" in notice.text]
     assert len(notices) == 1
-    assert "No space left on device" in notices[0].text
-    assert "SPARKRING_HOME" in notices[0].text
-    folder.flush()
-    folder.close()
-    assert run_store.load(folder.path).size == 2
+    assert "SPARKRING_HOME" in notices[0]
+    assert run_store.load(Path(live.record.log_folder)).size == 2
+
+
+class Follower(Observer):
+    """Notes what it is told. In the methods in `fails`, it then raises an error."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.calls: list[str] = []
+        self.seen_events: list[events.Event] = []
+        self.records: list[record.RunRecord] = []
+        self.fails = fails
+
+    def _note(self, method: str, record: record.RunRecord) -> None:
+        self.calls.append(method)
+        self.records.append(record)
+        if method in self.fails:
+            raise ValueError(f"no {method}")
+
+    def started(self, record):
+        self._note("started", record)
+
+    def seen(self, events, record):
+        self.seen_events += events
+        self._note("seen", record)
+
+    def ended(self, record):
+        self._note("ended", record)
+
+
+def test_an_observer_from_elsewhere_follows_a_run(monkeypatch):
+    """An observer is told about every event of each run, in order, with the record after the events."""
+    followers: list[Follower] = []
+    monkeypatch.setattr(recorder, "OBSERVERS", [lambda: followers.append(Follower()) or followers[-1]])
+    start, *rest = story("followed", ended=False)
+    live = recorder.Recorder(Quiet(), start, ["a notice"])
+    live.add(rest)
+    live.add([])  # nothing has happened
+    live.close("failed", "why", 1)
+    (follower,) = followers
+    assert follower.calls == ["started", *["seen"] * (len(follower.calls) - 2), "ended"]
+    assert (follower.records[0].run_id, follower.records[0].outcome) == (start.run_id, None)
+    assert follower.records[-1] == live.record
+    first, notice, *others, last = follower.seen_events
+    assert (first, notice.text, others) == (start, "a notice", rest)
+    assert last == events.RunFinished(live.record.ended, "failed", "why", 1)
+    recorder.Recorder(Quiet(), start._replace(run_id="next")).close("finished")
+    assert [observer.records[0].run_id for observer in followers] == ["followed", "next"]
+
+
+@pytest.mark.parametrize("fails", ["started", "seen", "ended", "seen ended"])
+def test_an_observer_that_fails_is_dropped(monkeypatch, fails):
+    """One notice names it. The run, what is saved and the other observers are as without it; it is told of the end."""
+    follower, other = Follower(fails), Follower()
+    monkeypatch.setattr(recorder, "OBSERVERS", [lambda: follower, lambda: other])
+    start, *rest = story("goes-on", ended=False)
+    live = recorder.Recorder(Quiet(), start)
+    for event in rest:
+        live.add([event])
+    live.close("finished")
+    about = [notice.text for notice in live.record.notices if "Follower" in notice.text]
+    assert about == [f"the run continues, but Follower no longer follows it: ValueError: no {fails.split()[0]}"]
+    assert follower.calls.count("seen") == ("seen" in fails or other.calls.count("seen") * (fails == "ended"))
+    assert follower.calls[-1] == "ended"
+    assert other.records[-1] == live.record
+    saved = run_store.load(Path(live.record.log_folder))
+    assert saved == live.record or fails == "ended"  # the saved run has already been closed
+    assert saved.outcome == "finished"
+
+
+def test_an_observer_that_cannot_be_made(monkeypatch):
+    monkeypatch.setattr(recorder, "OBSERVERS", [lambda: 1 / 0, Follower])
+    live = recorder.Recorder(Quiet(), story("goes-on")[0])
+    assert [notice.text.rpartition(": ")[0] for notice in live.record.notices] == [
+        "the run continues, but test_an_observer_that_cannot_be_made.<locals>.<lambda> does not follow it: "
+        "ZeroDivisionError"
+    ]
+    assert run_store.load(Path(live.close("finished").log_folder)) == live.record
 
 
 def test_a_home_that_is_not_absolute(monkeypatch, tmp_path):
@@ -722,8 +794,8 @@ def test_a_home_that_is_not_absolute(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     folder = run_folder.RunFolder("x")
     monkeypatch.chdir("/")
-    assert [folder.write(event) for event in story("x")] == [None] * len(story("x"))
-    folder.close()
+    folder.seen(story("x"), RunRecord())
+    folder.ended(RunRecord())
     assert run_store.log(folder.path, 1) == "two"
 
 

@@ -1,4 +1,4 @@
-"""What each product brings: public names, and the magics that are registered with it.
+"""What each product brings: public names, the magics that are registered with it, and observers of runs.
 
 Each product says this in its own `__init__`, and `sparkring/__init__.py` lists the products. Nothing else imports a
 product, so removing its line, its folder and the modules of its magics removes it.
@@ -7,10 +7,15 @@ product, so removing its line, its folder and the modules of its magics removes 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparkring.history.observer import Observer
 
 HOMES: dict[str, str] = {}  # by public name, the module that defines it
 MAGICS: list[str] = []  # modules of sparkring.notebook; each lists its magics in its own MAGICS
+OBSERVERS: list[Callable[[], Observer]] = []  # called for each run of this process: what they make follows the run
 
 
 def offer(product: str, names: Mapping[str, str], magics: str = "") -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from sparkring.errors import LaunchError
@@ -12,8 +13,9 @@ from sparkring.history import events, snapshots
 from sparkring.history.compression import beginning, new_file
 from sparkring.history.events import Notice, TimelineSaved
 from sparkring.history.horovod_timeline import Arriving
-from sparkring.history.rank_logs import RankLog, take_removable
-from sparkring.history.record import LARGE_FILE_BYTES, RunRecord, apply, samples_kept
+from sparkring.history.observer import Observer
+from sparkring.history.rank_logs import RankLog, Removed, take_removable
+from sparkring.history.record import LARGE_FILE_BYTES, RunRecord, samples_kept
 from sparkring.history.run_store import (
     DISPLAYS,
     EVENTS,
@@ -31,12 +33,13 @@ SEGMENTS, SEGMENT_BYTES = 8, 64 * 1024  # how many segments a rank's part of the
 EVENTS_PART = 4  # the events may have this part of the bytes that the logs may have
 
 
-class RunFolder:
-    """Writes one run to its folder. After an error, it writes nothing more and reports this once; the run goes on."""
+class RunFolder(Observer):
+    """Writes one run to its folder. `add` is called with events about the folder itself, which are to be recorded."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, add: Callable[[events.Event], object] = lambda event: None) -> None:
         kept_runs(), kept_bytes()  # refuse settings that are not valid before the ranks start
         self._kept_bytes = kept_run_bytes()
+        self._add = add
         self.path = home() / run_id
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -50,7 +53,10 @@ class RunFolder:
         self._logs: dict[int, RankLog] = {}
         self._log_bytes, self._most_log_bytes = 0, self._kept_bytes
         self._event_bytes, self._most_event_bytes = 0, self._kept_bytes / EVENTS_PART
+        self._removed: list[Removed] = []  # parts of the logs; they are removed when the record says so
         self._is_cut = False  # whether some events have been removed
+        self._displays: tuple[events.Displayed, ...] = ()  # those that the record had when it was last seen
+        self._display_names: set[str] = set()  # of the displays' files
         # Frequent events that have not been written yet: only the newest event of each reader and of each GPU.
         self._later: dict[tuple[object, ...], events.Event] = {}
         self._due = 0.0
@@ -58,81 +64,84 @@ class RunFolder:
         self._used: dict[int, events.RankUsed] = {}
         self._used_due = 0.0
         self._began, self._size = 0.0, 1  # of the current attempt
-        self._timeline: tuple[int, Arriving] | None = None  # an attempt's number, and its unfinished timeline
-        self._broken: str | None = None
         self._closed = False
-        self._is_reported = False
 
-    def write(self, event: events.Event) -> Notice | None:
-        """Save one event. Return a Notice the first time that saving fails. After close(), nothing is saved."""
-        if self._closed:
-            return None
-        if self._broken is None:
-            try:
-                self._write(event)
-            except OSError as error:
-                self._broken = error.strerror or str(error)
-        if self._broken is None or self._is_reported:
-            return None
-        self._is_reported = True
-        return Notice(
-            event.time,
-            f"this run's record and logs end here: {self._broken} ({self.path}). The run continues. Free up some "
-            "space, or set SPARKRING_HOME to another folder.",
-        )
-
-    def flush(self) -> None:
-        """Make what was written visible to other processes."""
-        if self._closed:
+    def seen(self, new: Sequence[events.Event], record: RunRecord) -> None:
+        """Save the events, and make them visible to other processes. After ended(), nothing is saved."""
+        if self._closed or not new:
             return
         try:
+            for event in new:
+                self._write(event)
             for file in self._files():
                 file.flush()
-        except OSError as error:
-            self._broken = self._broken or error.strerror or str(error)
+            if record.displays is not self._displays:
+                self._remove_displays(record)
+            if record.outcome is None:
+                self._limit(record)
+        except OSError:
+            self._later.clear()  # so that ended() writes nothing more
+            self._used.clear()
+            raise
 
-    def limit(self, record: RunRecord) -> RunRecord:
-        """If the logs or the events have become too large, leave out a part of them.
+    def ended(self, record: RunRecord) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):  # closing the files below will fail, too
+            self._catch_up()
+        for file in self._files():
+            with contextlib.suppress(OSError):
+                file.close()
 
-        `record` is the record of all events so far. Return it, with what has been left out.
-        """
-        is_within = self._log_bytes <= self._most_log_bytes and self._event_bytes <= self._most_event_bytes
-        if is_within or self._broken or self._closed or record.outcome is not None:
-            return record
-        try:
-            if self._log_bytes > self._most_log_bytes:
-                record = self._cut_logs(record)
-            if self._event_bytes > self._most_event_bytes:
-                record = self._cut_events(record)
-        except OSError as error:
-            self._broken = error.strerror or str(error)
-        return record
+    def dropped(self, error: Exception) -> str:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        return (
+            f"this run's record and logs end here: {reason} ({self.path}). The run continues. Free up some space, or "
+            "set SPARKRING_HOME to another folder."
+        )
 
-    def _cut_logs(self, record: RunRecord) -> RunRecord:
-        removed = take_removable([*self._logs.values()], self._kept_bytes / 4)
-        if removed:
-            size_bytes, lines = (
-                sum(segment.size_bytes for segment in removed),
-                sum(segment.lines for segment in removed),
-            )
-            event = events.LogsCut(time.time(), size_bytes, lines)
-            record = apply(record, event)
-            self._append(event)
+    @property
+    def has_large_files(self) -> bool:
+        """Whether a file of the run is worth compressing."""
+        return max(self._log_bytes, self._event_bytes) >= LARGE_FILE_BYTES
+
+    def _remove_displays(self, record: RunRecord) -> None:
+        """Remove the files of displays that others have replaced."""
+        self._displays = record.displays
+        names = set(map(display_name, record.displays))
+        for name in self._display_names - names:
+            with contextlib.suppress(OSError):
+                (self.path / DISPLAYS / name).unlink()
+        self._display_names &= names
+
+    def _limit(self, record: RunRecord) -> None:
+        """If the logs or the events have become too large, leave out a part of them."""
+        if self._removed:
             # Without the snapshot, the record would need the output that is removed.
             self._add_line(snapshots.to_json(Snapshot(record, is_cut=False)))
-            self.flush()
-            for segment in removed:
+            self._events.flush()
+            for segment in self._removed:
                 segment.path.unlink(missing_ok=True)
+            self._removed = []
+        if self._log_bytes > self._most_log_bytes:
+            self._cut_logs()
+        if self._event_bytes > self._most_event_bytes:
+            self._cut_events(record)
+
+    def _cut_logs(self) -> None:
+        self._removed = take_removable([*self._logs.values()], self._kept_bytes / 4)
+        if self._removed:
+            size_bytes = sum(segment.size_bytes for segment in self._removed)
+            self._add(events.LogsCut(time.time(), size_bytes, sum(segment.lines for segment in self._removed)))
             self._log_bytes -= size_bytes
         self._most_log_bytes = max(self._kept_bytes, self._log_bytes + self._kept_bytes / 8)
-        return record
 
-    def _cut_events(self, record: RunRecord) -> RunRecord:
+    def _cut_events(self, record: RunRecord) -> None:
         """Replace all events but the first ones with a snapshot, whose record has the events that are still to come."""
         if not self._is_cut:
+            self._is_cut = True
             text = "this run has many events, so the earlier ones are kept only in summary (SPARKRING_KEEP_RUN_MB)"
-            record = apply(record, Notice(time.time(), f"{text}: %logs --item and --tensorboard lack some of them."))
-        self._is_cut = True
+            self._add(Notice(time.time(), f"{text}: %logs --item and --tensorboard lack some of them."))
+            return  # the events are cut when the record has the notice
         self._later.clear()
         self._used.clear()
         self._events.flush()
@@ -144,60 +153,6 @@ class RunFolder:
         self._events.close()
         self._events = file.open("a", encoding="utf-8")
         self._most_event_bytes = self._event_bytes + self._kept_bytes / EVENTS_PART
-        return record
-
-    def remove_displays(self, names: Iterable[str]) -> None:
-        """Remove the files of displays that others have replaced."""
-        for name in names:
-            with contextlib.suppress(OSError):
-                (self.path / DISPLAYS / name).unlink()
-
-    @property
-    def has_large_files(self) -> bool:
-        """Whether a file of the run is worth compressing."""
-        return max(self._log_bytes, self._event_bytes) >= LARGE_FILE_BYTES
-
-    def close(self) -> None:
-        self._closed = True
-        try:
-            if self._broken is None:
-                self._catch_up()
-        except OSError:
-            pass  # closing the files below will fail, too
-        for file in self._files():
-            try:
-                file.close()
-            except OSError:
-                pass  # write() or flush() has noted the error already
-
-    def take_timeline(self, part: events.TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
-        """Save a piece of an attempt's timeline. Return what to report if the timeline is complete or saving fails."""
-        reports: list[TimelineSaved | Notice] = []
-        if self._timeline is not None and self._timeline[0] != attempt:
-            reports += self.end_timeline(part.time)
-        try:
-            if self._timeline is None:
-                if part.last and not Arriving.holds_any(part.data):
-                    return [Notice(part.time, "no timeline: Horovod starts one only when rank 0 calls hvd.init().")]
-                self._timeline = attempt, Arriving((self.path / timeline_name(attempt)).open("w", encoding="utf-8"))
-            self._timeline[1].add(part.data)
-        except OSError as error:
-            problem = f"the timeline could not be saved in {self.path}: {error.strerror or error}"
-            reports.append(Notice(part.time, problem))
-            part = part._replace(last=True)
-        if part.last:
-            reports += self.end_timeline(part.time, whole=True, cut=part.cut)
-        return reports
-
-    def end_timeline(self, time: float, *, whole: bool = False, cut: int = 0) -> list[TimelineSaved | Notice]:
-        """Close the timeline that is being saved, if any. Return its summary, or a Notice if it cannot be saved."""
-        if self._timeline is None:
-            return []
-        (attempt, arriving), self._timeline = self._timeline, None
-        try:
-            return [arriving.end(time, timeline_name(attempt), attempt, whole=whole, cut=cut)]
-        except OSError as error:
-            return [Notice(time, f"the timeline could not be saved in {self.path}: {error.strerror or error}")]
 
     def _files(self) -> list[IO[Any]]:
         return [*(log.file for log in self._logs.values()), self._events]
@@ -255,6 +210,7 @@ class RunFolder:
             self._log_bytes += len(event.data)
         if isinstance(event, events.Displayed) and event.data:
             more = {"file": display_name(event)}
+            self._display_names.add(more["file"])
             (self.path / DISPLAYS).mkdir(exist_ok=True, mode=0o700)
             (self.path / DISPLAYS / more["file"]).write_bytes(event.data)
         self._add_line(events.to_json(event, **more))
@@ -262,3 +218,40 @@ class RunFolder:
     def _add_line(self, line: str) -> None:
         self._events.write(f"{line}\n")
         self._event_bytes += len(line) + 1  # JSON is ASCII
+
+
+class TimelineFiles:
+    """Saves the timelines of a run's attempts, which arrive in pieces, in the run's folder `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._timeline: tuple[int, Arriving] | None = None  # an attempt's number, and its unfinished timeline
+
+    def take(self, part: events.TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
+        """Save a piece of an attempt's timeline. Return what to report if the timeline is complete or saving fails."""
+        reports: list[TimelineSaved | Notice] = []
+        if self._timeline is not None and self._timeline[0] != attempt:
+            reports += self.end(part.time)
+        try:
+            if self._timeline is None:
+                if part.last and not Arriving.holds_any(part.data):
+                    return [Notice(part.time, "no timeline: Horovod starts one only when rank 0 calls hvd.init().")]
+                self._timeline = attempt, Arriving((self._path / timeline_name(attempt)).open("w", encoding="utf-8"))
+            self._timeline[1].add(part.data)
+        except OSError as error:
+            problem = f"the timeline could not be saved in {self._path}: {error.strerror or error}"
+            reports.append(Notice(part.time, problem))
+            part = part._replace(last=True)
+        if part.last:
+            reports += self.end(part.time, whole=True, cut=part.cut)
+        return reports
+
+    def end(self, time: float, *, whole: bool = False, cut: int = 0) -> list[TimelineSaved | Notice]:
+        """Close the timeline that is being saved, if any. Return its summary, or a Notice if it cannot be saved."""
+        if self._timeline is None:
+            return []
+        (attempt, arriving), self._timeline = self._timeline, None
+        try:
+            return [arriving.end(time, timeline_name(attempt), attempt, whole=whole, cut=cut)]
+        except OSError as error:
+            return [Notice(time, f"the timeline could not be saved in {self._path}: {error.strerror or error}")]

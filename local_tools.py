@@ -1,3 +1,0 @@
-N = 4
-class Tool:
-    def use(self): return N
