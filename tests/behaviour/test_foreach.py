@@ -32,6 +32,8 @@ from sparkring.gangs.gang import Gang
 from sparkring.history import run_store
 from sparkring.history.record import RunRecord
 
+pytestmark = pytest.mark.forked
+
 
 class Pools:
     """Runs a cell for each item, as %%foreach does, in a notebook of its own."""
@@ -87,7 +89,6 @@ class backend:
 """
 
 
-@pytest.mark.forked
 def test_items_share_objects_with_captured_names(pools):
     """As in a for loop, an item is the object that the notebook's names refer to, wherever the item holds it."""
     pools.define(
