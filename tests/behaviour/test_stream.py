@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rings import WarmRing
-from waiting import until
+from waiting import PACE, until
 
 import sparkring
 from sparkring.engine.run import warm_gang
@@ -23,6 +23,8 @@ from sparkring.engine.run.spec import Cell
 from sparkring.engine.stream.options import StreamOptions
 from sparkring.engine.stream.run import StreamSpec, start_stream
 from sparkring.errors import CheckpointError, DataError, OptionsError, RunFailed
+
+pytestmark = pytest.mark.forked("numpy")
 
 SETUP = """
 import numpy as np
@@ -214,8 +216,8 @@ def test_a_rank_that_dies_between_two_batches(two: WarmRing) -> None:
 @pytest.mark.any_launcher
 def test_a_stream_that_prints_nothing_is_not_a_stall(two: WarmRing) -> None:
     """The ranks are asked where they are only if one micro-batch takes long, not if the stream is silent for long."""
-    cell = "import time; time.sleep(0.1 * rank)"
-    done = stream(two, batches(12), cell, stall_s=0.6).result()
+    stream(two, batches(1), "pass").result()  # the first batch takes long, because the ranks import what reads it
+    done = stream(two, batches(20), f"import time; time.sleep({0.1 * PACE} * rank)", stall_s=PACE).result()
     assert "StackTaken" not in (Path(done.record.log_folder) / "events.jsonl").read_text()
     long = stream(two, batches(1), "import time; time.sleep(1.5 * rank)", stall_s=0.4).result()
     assert "StackTaken" in (Path(long.record.log_folder) / "events.jsonl").read_text()
