@@ -29,14 +29,14 @@ from sparkring.wire.channel import (
     dial,
     pair,
 )
-from sparkring.wire.messages import Beat, NotebookState, Output, Run, Stack, UserMessage
+from sparkring.wire.messages import Beat, CellCode, NotebookState, Output, Run, Stack, UserMessage
 
 SECRET = b"s" * 32
 
 
 def run(*parts) -> Run:
     """Return a message with these parts."""
-    return Run("cell", "1", (), True, False, {}, {}, NotebookState(), Here(), (), parts)
+    return Run(CellCode("1"), (), True, False, {}, {}, NotebookState(), Here(), parts)
 
 
 class Door:
@@ -72,10 +72,10 @@ def door(watch):
 def test_messages_go_both_ways(door):
     """A message arrives with its fields and parts, and the answer arrives, too."""
     connection = dial("127.0.0.1", door.listener.port, SECRET)
-    connection.send(run(b"one", b"", b"three")._replace(source="ünï"))
+    connection.send(run(b"one", b"", b"three")._replace(what=CellCode("ünï")))
     assert connection.receive() == UserMessage("answer to Run")
     (message,) = door.messages
-    assert message.source == "ünï"
+    assert message.what == CellCode("ünï")
     assert [bytes(part) for part in message.parts] == [b"one", b"", b"three"]
     assert connection.local_host() == "127.0.0.1"
     connection.close()
@@ -104,7 +104,7 @@ def test_a_frame_is_passed_on_without_being_held():
     for thread in threads:
         thread.start()
     message = d.receive()
-    assert (message.source, [bytes(part) for part in message.parts]) == ("1", body)
+    assert (message.what, [bytes(part) for part in message.parts]) == (CellCode("1"), body)
     for thread in threads:
         thread.join()
     for connection in (a, b, c, d):

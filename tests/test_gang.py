@@ -15,7 +15,7 @@ from sparkring.gangs.execution import Execution
 from sparkring.gangs.inbox import QUEUE_MESSAGES
 from sparkring.history import events
 from sparkring.wire.channel import PREFIX, ChannelClosed, dial
-from sparkring.wire.messages import GpuUsed, Hello, Output, Stack
+from sparkring.wire.messages import CellCode, GpuUsed, Hello, Output, Stack
 
 
 def ended(execution: Execution) -> bool:
@@ -24,8 +24,8 @@ def ended(execution: Execution) -> bool:
 
 def test_requests_one_after_another(watch):
     """Ranks get numbers when all have connected. Each request has its own outcome, even on only some ranks."""
-    with running(lambda rank: (rank.world.rank, rank.world.local_size, rank.request.source)) as gang:
-        first = gang.submit(CELL._replace(run=CELL.run._replace(source="one")))
+    with running(lambda rank: (rank.world.rank, rank.world.local_size, rank.request.what.source)) as gang:
+        first = gang.submit(CELL._replace(run=CELL.run._replace(what=CellCode("one"))))
         found = events_until(lambda: first.done, gang)
         assert [event.member for event in found if isinstance(event, events.MemberJoined)] in ([0, 1], [1, 0])
         started = [(event.rank, event.host) for event in found if isinstance(event, events.RankStarted)]
@@ -34,7 +34,7 @@ def test_requests_one_after_another(watch):
             "(0, 2, 'one')",
             "(1, 2, 'one')",
         }
-        second = gang.submit(CELL._replace(run=CELL.run._replace(source="two")), [1])
+        second = gang.submit(CELL._replace(run=CELL.run._replace(what=CellCode("two"))), [1])
         found = events_until(lambda: second.done, gang)
         assert [event.value for event in found if isinstance(event, events.RankFinished)] == ["(1, 2, 'two')"]
         gang.leave()

@@ -6,21 +6,33 @@ import contextlib
 import copy
 import json
 import logging
+import os
+import signal
+import socket
+import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
-from fake_launcher import received
+from fake_launcher import CELL, FakeRank, events_until, received, running
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import DEADLINE_S
 
 from sparkring.capture import notebook_state
+from sparkring.capture.packing import pack_call
+from sparkring.executor.orders import Ticket
+from sparkring.gangs.execution import Execution, Request
+from sparkring.gangs.gang import Gang
 from sparkring.gangs.reports import as_event
+from sparkring.launchers.local import LocalLauncher
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.world import World
 from sparkring.wire import messages
-from sparkring.wire.channel import pair
+from sparkring.wire.channel import Connection, pair
 from sparkring.wire.messages import MalformedMessage, Message, RankNews, decode, encode
+from sparkring.worker.member.member import Member, RankProcess
 
 NEWS = RankNews(("x", "y"), True, 40_000, 1 << 30, seconds=0.5)
 FAILURE = messages.Failure(
@@ -52,10 +64,14 @@ EXAMPLES: list[Message] = [
     messages.TakeStack(),
     messages.RecordTimeline("HOROVOD_TIMELINE", True),
     messages.EnterWorld(World(1, 2, 1, 2, gpus=("0", "1")), "10.0.0.1", {"CUDA_VISIBLE_DEVICES": "0,1"}),
-    messages.Run("cell", "x + 1", ("x",), True, False, {"A": "1"}, {}, NOTEBOOK, HERE, (SCRIPT,),
-                 (b"payload", b"", b"b"), 17),
-    messages.Run("item", notebook=NOTEBOOK, checkpoints=HERE, seed=2**32 - 1, parts=(b"item",)),
-    messages.Work("cell", "x + 1", False, {"A": "1"}, NOTEBOOK, (SCRIPT,), (b"payload", b"b")),
+    messages.Run(messages.CellCode("x + 1", (SCRIPT,)), ("x",), True, False, {"A": "1"}, {}, NOTEBOOK, HERE,
+                 (b"payload", b"", b"b")),
+    messages.Run(messages.FunctionCall(), notebook=NOTEBOOK, checkpoints=HERE, parts=(b"call",)),
+    messages.Run(messages.NextItem((SCRIPT,), 2**32 - 1, True), notebook=NOTEBOOK, checkpoints=HERE, parts=(b"item",)),
+    messages.Run(messages.NextBatch(17), notebook=NOTEBOOK, checkpoints=HERE, parts=(b"batch",)),
+    messages.Work(messages.CellCode("x + 1", (SCRIPT,)), False, {"A": "1"}, NOTEBOOK, (b"payload", b"b")),
+    messages.Work(messages.FunctionCall(), False, {"A": "1"}, NOTEBOOK, (b"payload", b"b")),
+    messages.Work(messages.StreamCode("x + 1", (SCRIPT,)), notebook=NOTEBOOK, parts=(b"payload", b"b")),
     messages.Release(),
     messages.EndItem(),
     messages.GiveBack(),
@@ -103,6 +119,9 @@ EXAMPLES: list[Message] = [
 ]  # fmt: skip
 
 
+EXAMPLES_BY_KIND = {type(each): [example for example in EXAMPLES if type(example) is type(each)] for each in EXAMPLES}
+
+
 def name_of(message: Message) -> str:
     return type(message).__name__
 
@@ -132,6 +151,136 @@ def test_every_message_passes_through_a_connection():
         for message in EXAMPLES:
             left.send(message)
             assert right.receive() == message
+
+
+def examples_of(union: object) -> list[Message]:
+    """Return the examples of all classes of a union. A class without an example is an error."""
+    return [example for kind in get_args(union) for example in EXAMPLES_BY_KIND[kind]]
+
+
+class Between:
+    """A member of this process, between a driver and a rank, whose process only sleeps."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            home = socket.create_connection(server.getsockname())
+            self.driver = Connection(server.accept()[0])
+        self.sleeper = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        ours, self.rank = pair()
+        (out, self.out), (err, self.err), (stacks, self.stacks) = os.pipe(), os.pipe(), os.pipe()
+        os.set_blocking(stacks, False)
+        self.open = [out, err, stacks, self.out, self.err, self.stacks]
+        ticket = Ticket(0, "127.0.0.1", 1, "", [], [], sys.prefix)
+        process = RankProcess(self.sleeper.pid, ours, out, err, stacks)
+        self.member = Member(ticket, process, lambda: False, Connection(home))
+        self.ends = [ours, self.rank, self.driver, self.member.home]
+        assert isinstance(self.driver.receive(), messages.Hello)
+
+    def close(self) -> None:
+        self.sleeper.kill()
+        self.sleeper.wait()
+        for end in self.ends:
+            end.close()
+        for fd in self.open:
+            os.close(fd)
+
+
+@pytest.fixture
+def between() -> Iterator[Between]:
+    with contextlib.closing(Between()) as found:
+        yield found
+
+
+@pytest.mark.parametrize("order", examples_of(messages.PassedOn | messages.EnterWorld), ids=name_of)
+def test_a_member_passes_an_order_on(between, order):
+    """What is in the union arrives at the rank unchanged."""
+    between.driver.send(order)
+    between.member.from_home()
+    assert between.rank.receive() == order
+
+
+@pytest.mark.parametrize("order", examples_of(messages.MemberOrder), ids=name_of)
+def test_a_member_obeys_an_order(between, order):
+    """Each order has an effect: on the rank's process, or an answer to the driver or a message to the rank."""
+    between.driver.send(order)
+    between.member.from_home()
+    match order:
+        case messages.Stop():
+            assert between.sleeper.wait(DEADLINE_S) == -order.signal
+            assert between.member.kill_at is not None
+        case messages.Interrupt():
+            assert between.sleeper.wait(DEADLINE_S) == -signal.SIGINT
+        case messages.GiveBack():
+            assert between.driver.receive() == messages.GivenBack(0)
+        case messages.TakeStack():
+            assert isinstance(between.driver.receive(), messages.Stack)
+        case messages.RecordTimeline():
+            (variable,) = between.rank.receive().variables
+            assert variable == order.variable
+            between.member.timeline.remove()
+        case messages.EnterWorld():
+            assert between.member.world == order.world
+        case _:
+            messages.never(order)
+
+
+@pytest.mark.parametrize("report", examples_of(messages.RankReport), ids=name_of)
+def test_a_member_passes_a_report_on(between, report):
+    between.rank.send(report)
+    between.member.from_rank()
+    assert between.driver.receive() == report
+
+
+@pytest.mark.parametrize("message", examples_of(messages.Report | messages.ModelUsed), ids=name_of)
+def test_a_member_refuses_what_is_not_an_order(between, message):
+    between.driver.send(message)
+    with pytest.raises(SystemExit):  # the member ends
+        between.member.from_home()
+
+
+def test_a_gang_takes_every_report():
+    """What the record keeps arrives as an event; the other reports do not end the connection."""
+    sent = [each for each in examples_of(messages.Report) if not isinstance(each, messages.Hello | messages.Exited)]
+    sent = [each for each in sent if not isinstance(each, messages.RequestEnd)]  # the fake rank sends one
+
+    def cell(rank: FakeRank) -> None:
+        for report in sent:
+            rank.tell(report)
+
+    with running(cell, 1) as gang:
+        execution = gang.submit(CELL)
+        found = events_until(lambda: execution.done, gang)
+        assert not gang.deaths
+    kept = [each for each in sent if isinstance(each, messages.Kept)]
+    arrived = [event._replace(time=0.0, rank=0) for event in found if isinstance(event, messages.Kept)]
+    assert arrived == kept
+
+
+def test_a_rank_takes_every_order():
+    """A real rank still runs calls after any order for a rank, and leaves when it is told to."""
+    packed = pack_call(len, {}, None, ("four",))
+    call = messages.Run(messages.FunctionCall(), parts=(packed.payload, *packed.buffers))
+    orders = [each for each in examples_of(messages.PassedOn) if not isinstance(each, messages.Leave)]
+    orders.sort(key=lambda order: isinstance(order, messages.Run))  # they need the Work
+
+    with contextlib.closing(Gang(LocalLauncher({}, 1, 0), 1)) as gang:
+
+        def submit() -> Execution:
+            execution = gang.submit(Request(call, "plain"))
+            events_until(lambda: execution.done or execution.failures, gang)
+            assert execution.done, execution.failures
+            return execution
+
+        gang.start()  # the rank gets EnterWorld
+        for order in [messages.RecordTimeline("VARIABLE", wanted=False), *orders]:  # the rank gets SetEnvironment
+            before = submit()
+            gang._outbox.send(0, order)
+            if isinstance(order, messages.Run):  # its parts are no pickles
+                events_until(lambda failures=before.failures: failures, gang)
+        submit()
+        gang.leave()
+        events_until(lambda: gang.gone, gang)
+        assert not gang.deaths
 
 
 @pytest.mark.parametrize("message", [each for each in EXAMPLES if each], ids=name_of)
@@ -198,9 +347,11 @@ def test_a_value_of_another_type(message):
         (messages.Output, {"stream": "stdin"}),
         (messages.Displayed, {"mime_type": "text/javascript"}),
         (messages.Displayed, {"number": -1}),
-        (messages.Run, {"what": "module"}),
-        (messages.Run, {"seed": 1 << 32}),
-        (messages.Work, {"what": "item"}),
+        (messages.Run, {"what": ["Stop", 15, 0.5]}),
+        (messages.Run, {"what": []}),
+        (messages.Run, {"what": ["FunctionCall", 1]}),
+        (messages.Run, {"what": ["NextBatch", 1 << 32]}),
+        (messages.Work, {"what": ["NextItem", [], 0, False]}),
         (messages.Exited, {"signal": -9}),
         (messages.DataOpened, {"kind": "csv"}),
         (messages.DataPlanned, {"pieces": [[0, -2, 1, 1]]}),

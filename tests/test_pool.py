@@ -33,7 +33,7 @@ from sparkring.engine.run.spec import Call, Cell
 from sparkring.errors import ItemsFailed, LaunchError, OptionsError, RunFailed
 from sparkring.history import describe, item_records, run_store
 from sparkring.history.record import RunRecord
-from sparkring.wire.messages import Metrics, Output, Script
+from sparkring.wire.messages import FunctionCall, Metrics, NextItem, Output, Script
 
 
 def test_items_in_their_order(runs):
@@ -50,7 +50,7 @@ def test_items_in_their_order(runs):
     assert result.values == [0, 10, 20, 30, 40]
     assert len(runs.launched) == 2
     works = [rank.work for launcher in runs.launched for rank in launcher.ranks]
-    assert [work.what for work in works] == ["call", "call"]
+    assert [type(work.what) for work in works] == [FunctionCall, FunctionCall]
     table = result.table
     assert list(table.columns) == ["item", "state", "attempts", "seconds", "place", "loss", "value", "error"]
     assert list(table.item) == [0, 1, 2, 3, 4]
@@ -332,7 +332,7 @@ def test_the_item_behind_one_that_takes_too_long(waits, cause, watch, monkeypatc
 
     def cell(rank: FakeRank) -> None:
         sent.wait(DEADLINE_S)
-        if rank.request.seed:
+        if rank.request.what.seed:
             second.set()
             raise KeyboardInterrupt
         if waits:
@@ -340,7 +340,7 @@ def test_the_item_behind_one_that_takes_too_long(waits, cause, watch, monkeypatc
 
     settings = slot.SlotSettings(lambda number: FakeLauncher(cell), timeout_each_s=0.05, ahead=True)
     found = slot.Slot(0, settings, lambda number: None)
-    requests = [CELL._replace(run=CELL.run._replace(seed=seed)) for seed in (0, 1)]
+    requests = [CELL._replace(run=CELL.run._replace(what=NextItem(seed=seed))) for seed in (0, 1)]
     attempts = [Attempt(Item(number, str(number))) for number in (0, 1)]
     ended: list[slot.Ended] = []
 

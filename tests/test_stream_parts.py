@@ -47,7 +47,7 @@ from sparkring.runtime import resume_point
 from sparkring.runtime.fair_lock import FairLock
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.storage import locate
-from sparkring.wire.messages import Run
+from sparkring.wire.messages import CellCode, Run
 
 
 def test_the_line_of_the_magic() -> None:
@@ -319,7 +319,7 @@ def test_the_cells_to_run_again() -> None:
     cells = PastCells()
 
     def ran(source: str, sent: tuple[str, ...] = (), payload: bytes = b"x") -> None:
-        cells.add(Execution(Request(Run("cell", source, parts=(payload,)), "plain", sent=sent), (0,)))
+        cells.add(Execution(Request(Run(CellCode(source), parts=(payload,)), "plain", sent=sent), (0,)))
 
     ran("import torch")
     ran("other = 1")
@@ -354,7 +354,7 @@ def test_cells_that_prepare_the_process_run_again(source: str, runs_again: bool)
     """They define no name that is needed, but the cells that do may rely on them."""
     cells = PastCells()
     for each in ("import os, shutil, torch", source, "model = 1"):
-        cells.add(Execution(Request(Run("cell", each, parts=(b"x",)), "plain", sent=()), (0,)))
+        cells.add(Execution(Request(Run(CellCode(each), parts=(b"x",)), "plain", sent=()), (0,)))
     found = [cell.source for cell in cells.that_define({"model"}, {"dist": "torch.distributed"})]
     assert (source in found) is runs_again
     assert found[-1] == "model = 1"

@@ -22,6 +22,7 @@ from sparkring.history.events import Event
 from sparkring.launchers.base import Launcher
 from sparkring.wire.channel import ChannelClosed, dial
 from sparkring.wire.messages import (
+    CellCode,
     Done,
     EndItem,
     EnterWorld,
@@ -180,7 +181,7 @@ class FakeLauncher(Launcher):
                 thread.join()
 
 
-CELL = Request(Run("cell", parts=(b"",)), "plain")
+CELL = Request(Run(CellCode(""), parts=(b"",)), "plain")
 
 
 @contextlib.contextmanager

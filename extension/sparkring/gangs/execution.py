@@ -12,12 +12,14 @@ from sparkring.launchers.base import Code
 from sparkring.runtime.resume_point import Here
 from sparkring.wire.messages import (
     Buffers,
+    CellCode,
     CollectivesEnded,
     Done,
     Importing,
     PackedValue,
     RankNews,
     Run,
+    StreamCode,
     TrainsAlone,
     Work,
 )
@@ -53,11 +55,12 @@ class Request(NamedTuple):
     def code(self) -> Code:
         """Return the code that the ranks will run, without large buffers."""
         orders = [order for order in (self.run, self.work) if order is not None]
-        texts = [order.source.encode() for order in orders]
-        texts += [script.source.encode() for order in orders for script in order.scripts]
+        cells = [order.what for order in orders if isinstance(order.what, CellCode | StreamCode)]
+        scripts = [script for order in orders for script in getattr(order.what, "scripts", ())]
+        texts = [code.source.encode() for code in (*cells, *scripts)]
         texts += [bytes(order.parts[0]) for order in orders if order.parts]
         environment = {name: value for order in orders for name, value in order.environment.items()}
-        imports = [name for order in orders for name in first_imports(order.source)]
+        imports = [name for cell in cells for name in first_imports(cell.source)]
         notebook = {name: value for order in orders for name, value in order.notebook.environment.items()}
         return Code(texts, environment, [*sorted(self.modules), *self.imports, *imports], notebook)
 

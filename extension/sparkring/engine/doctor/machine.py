@@ -29,7 +29,7 @@ from sparkring.history.findings import Finding, note, ok, problem
 from sparkring.launchers.local import LocalLauncher
 from sparkring.runtime import limits
 from sparkring.runtime.storage import root_for_ranks
-from sparkring.wire.messages import Run
+from sparkring.wire.messages import FunctionCall, Run
 from sparkring.worker.member import process
 
 FRAMEWORKS = ("tensorflow", "torch", "jax")
@@ -179,7 +179,7 @@ def local_rank(cancelled: threading.Event) -> list[Finding]:
     topic, started = "local rank", time.monotonic()
     packed = pack_call(os.getpid, {}, None)
     run = Run(
-        "call",
+        FunctionCall(),
         autolog=False,
         environment=root_for_ranks(),
         notebook=notebook_state.gather(),

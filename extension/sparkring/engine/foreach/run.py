@@ -209,12 +209,10 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
     needed = {name.name: namespace.get(name.name) for name in captured.names if name.required}
     refuse_lone(needed, options.framework, options.np_each)
     work = messages.Work(
-        "cell",
-        cell.source,
+        messages.CellCode(cell.source, tuple(cell.scripts)),
         options.autolog,
         {**root_for_ranks(), **dict(options.env)},
         notebook_state.gather(),
-        tuple(cell.scripts),
         (captured.payload, *captured.buffers),
     )
     hidden = ipython_names(namespace, PROVIDED).union(spec.targets.names)
@@ -252,7 +250,7 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
     namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
     packed = pack_call(function, {}, namespace, numbered=True)
     work = messages.Work(
-        "call",
+        messages.FunctionCall(),
         autolog=spec.options.autolog,
         environment={**root_for_ranks(), **dict(spec.options.env)},
         notebook=notebook_state.gather(),
@@ -361,9 +359,8 @@ class ForeachRun:
         seed = seed_of(prepared.options.seed, item.number)
         record, kept = self.recorder.record, prepared.kept
         here = Here(run_id=record.run_id) if kept is None else kept.here(item.key, record)
-        run = messages.Run(
-            "item", checkpoints=here, parts=item.parts, scripts=item.scripts, seed=seed, measure=prepared.options.plan
-        )
+        what = messages.NextItem(item.scripts, seed, prepared.options.plan)
+        run = messages.Run(what, checkpoints=here, parts=item.parts)
         return Request(run, prepared.options.framework, prepared.modules | item.modules, work=prepared.work)
 
     def _error(self, pool: Pool) -> BaseException | None:

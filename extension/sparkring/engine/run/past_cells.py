@@ -11,6 +11,7 @@ from typing import NamedTuple
 from sparkring.capture.names import names_read
 from sparkring.capture.syntax import parsed
 from sparkring.gangs.execution import Execution, Request
+from sparkring.wire.messages import CellCode
 
 # The values of a cell are not kept if they exceed CELL_BYTES. The oldest cells are dropped if all values together
 # exceed ALL_BYTES, or if there are more than MOST cells.
@@ -45,14 +46,14 @@ class PastCells:
     def add(self, execution: Execution) -> None:
         """Keep the cell of an execution that has ended well, with a copy of the values that were sent with it."""
         run, request = execution.request.run, execution.request
-        if run.what != "cell":
+        if not isinstance(run.what, CellCode):
             return
         size_bytes, kept = sum(memoryview(part).nbytes for part in run.parts), None
         if size_bytes <= CELL_BYTES:
             # The parts are copied, since they share memory with the notebook's arrays, which the notebook may change.
             kept = request._replace(run=run._replace(parts=tuple(map(bytes, run.parts)), pull=()))
         self._cells.append(
-            PastCell(run.source, request.sent, request.uses, execution.ranks, kept, size_bytes if kept else 0)
+            PastCell(run.what.source, request.sent, request.uses, execution.ranks, kept, size_bytes if kept else 0)
         )
         self._bytes += self._cells[-1].size_bytes
         while self._bytes > ALL_BYTES or len(self._cells) > MOST:

@@ -31,7 +31,7 @@ from sparkring.launchers import open_launcher
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import locate, protocols, root_for_ranks
-from sparkring.wire.messages import Buffers, Run
+from sparkring.wire.messages import Buffers, CellCode, FunctionCall, Run
 
 if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
@@ -94,7 +94,8 @@ def prepare(spec: RunSpec) -> PreparedRun:
     options, request = spec.options, packed.request
     if packed.data is not None:
         options = replace(options, np=options.np or packed.data.ranks())
-    validate(packed.values, packed.request.run.source, options.size)
+    code = packed.request.run.what
+    validate(packed.values, code.source if isinstance(code, CellCode) else "", options.size)
     takes_every_slot = not options.np
     if takes_every_slot:
         options = replace(options, np=options.place.every_slot())
@@ -188,13 +189,11 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
     if gang is not None and cell.apart:  # later cells compare what the ranks have with the notebook's own variables
         gang.held.beside(_main(), _taking_part(spec))
     run = Run(
-        "cell",
-        cell.source,
+        CellCode(cell.source, tuple(cell.scripts)),
         options.pull,
         options.autolog,
         environment={**root_for_ranks(), **dict(gang.wanted.env if gang else ()), **dict(options.env)},
         notebook=notebook_state.gather(),
-        scripts=tuple(cell.scripts),
         parts=(captured.payload, *captured.buffers),
     )
     modules = modules_of(namespace[name] for name in captured.sent)
@@ -240,7 +239,7 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     used = {name: namespace.get(name) for name in packed.carried}
     refuse_lone({**used, **arguments}, spec.framework, spec.options.size)
     run = Run(
-        "call",
+        FunctionCall(),
         autolog=spec.options.autolog,
         environment={**root_for_ranks(), **dict(gang.wanted.env if gang else ())},
         notebook=notebook_state.gather(),

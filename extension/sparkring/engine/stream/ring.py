@@ -226,7 +226,7 @@ class Ring:
         """Run an order on all ranks, and return their answers."""
         work = self._work
         parts = parts or next(iter(of_ranks.values()))
-        run = messages.Run("batch", checkpoints=self._here, parts=parts, seed=seed)
+        run = messages.Run(messages.NextBatch(seed), checkpoints=self._here, parts=parts)
         framework = self._gang.wanted.framework
         request = Request(run, framework, work.modules, work.sent, work=work.work, parts=of_ranks)
         return self._outcome(request).results.values

@@ -127,12 +127,10 @@ def prepare(spec: StreamSpec) -> Prepared:
     values = [(name.name, cell.namespace.get(name.name)) for name in captured.names]
     validate(values, cell.source, gang.gang.size)
     work = messages.Work(
-        "stream",
-        cell.source,
+        messages.StreamCode(cell.source, tuple(cell.scripts)),
         options.autolog,
         {**root_for_ranks(), **dict(gang.wanted.env), **dict(options.env)},
         notebook_state.gather(),
-        tuple(cell.scripts),
         tuple(map(bytes, (captured.payload, *captured.buffers))),  # copies, which the notebook cannot change
     )
     read = names_read(cell.source)

@@ -7,10 +7,12 @@
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
     model process of predict() ── ModelUsed, GpuUsed ──────────────────▶ driver
 
-To add a message, write its class in one of the modules here, import it below, and add it to one of the unions. The
+To add a message, write its class in one of the modules here, import it below, and add it to one of the unions. Members,
+ranks and the driver accept what is in their unions; mypy says where a class of a union has yet to be handled. The
 annotations in the class define how the message is encoded and decoded: a field of type `bytes` is one part of the
-frame's body, a field of type `Buffers` is all of the body's parts, and other fields go into the header as JSON.
-`decode` refuses whatever the annotations do not allow.
+frame's body, a field of type `Buffers` is all of the body's parts, and other fields go into the header as JSON. If the
+type of a field is a union of classes, the name of the class comes before its fields. `decode` refuses whatever the
+annotations do not allow.
 
 Members import this package at start-up, so it imports only light parts of the standard library. For the same reason,
 the messages are NamedTuples: importing `dataclasses` would take longer than all other imports of this package. `from
@@ -18,7 +20,7 @@ __future__ import annotations` is not used: it turns annotations into strings, a
 string.
 """
 
-from typing import get_args
+from typing import NoReturn, get_args
 
 from sparkring.wire.messages.encoding import MalformedMessage as MalformedMessage
 from sparkring.wire.messages.encoding import decode as decode
@@ -48,13 +50,17 @@ from sparkring.wire.messages.model_reports import CheckpointUsed as CheckpointUs
 from sparkring.wire.messages.model_reports import ModelUsed as ModelUsed
 from sparkring.wire.messages.model_reports import TaskScored as TaskScored
 from sparkring.wire.messages.orders import Answer as Answer
+from sparkring.wire.messages.orders import CellCode as CellCode
 from sparkring.wire.messages.orders import EndItem as EndItem
 from sparkring.wire.messages.orders import EnterWorld as EnterWorld
+from sparkring.wire.messages.orders import FunctionCall as FunctionCall
 from sparkring.wire.messages.orders import GiveBack as GiveBack
 from sparkring.wire.messages.orders import Handler as Handler
 from sparkring.wire.messages.orders import Interrupt as Interrupt
 from sparkring.wire.messages.orders import Leave as Leave
 from sparkring.wire.messages.orders import Logger as Logger
+from sparkring.wire.messages.orders import NextBatch as NextBatch
+from sparkring.wire.messages.orders import NextItem as NextItem
 from sparkring.wire.messages.orders import NotebookState as NotebookState
 from sparkring.wire.messages.orders import RecordTimeline as RecordTimeline
 from sparkring.wire.messages.orders import Release as Release
@@ -62,6 +68,7 @@ from sparkring.wire.messages.orders import Run as Run
 from sparkring.wire.messages.orders import Script as Script
 from sparkring.wire.messages.orders import SetEnvironment as SetEnvironment
 from sparkring.wire.messages.orders import Stop as Stop
+from sparkring.wire.messages.orders import StreamCode as StreamCode
 from sparkring.wire.messages.orders import TakeStack as TakeStack
 from sparkring.wire.messages.orders import Work as Work
 from sparkring.wire.messages.rank_reports import CodeFrame as CodeFrame
@@ -91,8 +98,9 @@ from sparkring.wire.messages.run_reports import Metrics as Metrics
 from sparkring.wire.messages.run_reports import Piece as Piece
 from sparkring.wire.messages.run_reports import UserMessage as UserMessage
 
-MemberOrder = Stop | Interrupt | GiveBack | TakeStack | RecordTimeline
-RankOrder = EnterWorld | Work | Run | Answer | Release | EndItem | Leave | SetEnvironment
+MemberOrder = Stop | Interrupt | GiveBack | TakeStack | RecordTimeline | EnterWorld  # what members carry out
+PassedOn = Work | Run | Answer | Release | EndItem | Leave  # the driver's orders to ranks, which members pass on
+RankOrder = PassedOn | EnterWorld | SetEnvironment
 MemberReport = Hello | Beat | Output | GpuUsed | GpuTrouble | RankUsed | Stack | GivenBack | TimelinePart | Exited
 # What a rank reports while it is running a request.
 Told = (
@@ -112,8 +120,14 @@ Told = (
     | CheckpointRestored
     | CheckpointRemoved
 )
-RankReport = Done | Failed | Importing | CollectivesEnded | TrainsAlone | Told
+RequestEnd = Done | Failed
+RankReport = RequestEnd | Importing | CollectivesEnded | TrainsAlone | Told
 Report = MemberReport | RankReport
 Kept = Output | GpuUsed | RankUsed | TimelinePart | Told  # passed to the run's record unchanged
 Message = MemberOrder | RankOrder | Report | ModelUsed
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+def never(message: NoReturn) -> NoReturn:
+    """End a `match` over the classes of a union: mypy reports the call if the cases leave a class out."""
+    raise AssertionError(f"{type(message).__name__} is not handled")

@@ -23,7 +23,10 @@ def encode(message: "Message") -> tuple[dict[str, Any], list[Buffer]]:
     for name in plan.binary:
         found = getattr(message, name)
         parts += found if isinstance(found, tuple) else [found]
-    return {name: getattr(message, name) for name in plan.converters}, parts
+    fields = {name: getattr(message, name) for name in plan.converters}
+    for name in plan.tagged:
+        fields[name] = [type(fields[name]).__name__, *fields[name]]
+    return fields, parts
 
 
 def decode(kind: "type[Message]", fields: dict[str, Any], parts: Sequence[Buffer]) -> "Message":
@@ -56,11 +59,13 @@ class _Plan(NamedTuple):
     """How a kind of message is encoded and decoded.
 
     `converters` contains a function for each field in the header. `binary` contains the other fields, which are in the
-    body: the value is True for a field of type `Buffers`, and False for a field of type `bytes`.
+    body: the value is True for a field of type `Buffers`, and False for a field of type `bytes`. `tagged` are the
+    fields in the header whose type is a union of classes.
     """
 
     converters: dict[str, Converter]
     binary: dict[str, bool]
+    tagged: tuple[str, ...]
 
 
 _plans: dict[Any, _Plan] = {}  # for the kinds of messages that this process has sent or received
@@ -73,8 +78,14 @@ def _plan(kind: Any) -> _Plan:
             del hints["time"], hints["rank"]
         binary = {name: hint == Buffers for name, hint in hints.items() if hint in (bytes, Buffers)}
         converters = {name: _converter(hint) for name, hint in hints.items() if name not in binary}
-        _plans[kind] = _Plan(converters, binary)
+        _plans[kind] = _Plan(converters, binary, tuple(name for name in converters if _classes(hints[name])))
     return _plans[kind]
+
+
+def _classes(hint: Any) -> dict[str, Any]:
+    """Return the classes of a union of classes, by name."""
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
+    return {member.__name__: member for member in members} if all(hasattr(each, "_fields") for each in members) else {}
 
 
 def _converter(hint: Any) -> Converter:
@@ -90,6 +101,8 @@ def _converter(hint: Any) -> Converter:
         return _checked(int, f"int from {arguments[1].start} to {arguments[1].stop - 1}", within=arguments[1])
     if origin is Literal:
         return _checked(str, f"one of {', '.join(map(repr, arguments))}", within=arguments)
+    if classes := _classes(hint):
+        return _tagged({name: _converter(each) for name, each in classes.items()})
     if origin in (Union, types.UnionType):
         (inner,) = (_converter(each) for each in arguments if each is not types.NoneType)
         return lambda value: None if value is None else inner(value)
@@ -125,6 +138,17 @@ def _each(converters: Sequence[Converter], expected: str, make: Converter) -> Co
         if type(value) is not list or len(value) != len(converters):
             raise _wrong(value, expected)
         return make([convert(item) for convert, item in zip(converters, value, strict=True)])
+
+    return convert
+
+
+def _tagged(converters: Mapping[str, Converter]) -> Converter:
+    """Return a converter for lists of the name of a class, which must be in `converters`, and the class's fields."""
+
+    def convert(value: Any) -> Any:
+        if type(value) is not list or not value or type(value[0]) is not str or value[0] not in converters:
+            raise _wrong(value, f"list that begins with one of {', '.join(map(repr, converters))}")
+        return converters[value[0]](value[1:])
 
     return convert
 

@@ -6,6 +6,7 @@ Buffer = bytes | bytearray | memoryview
 Buffers = tuple[Buffer, ...]
 Count = Annotated[int, range(1 << 63)]
 Port = Annotated[int, range(1, 1 << 16)]
+Seed = Annotated[int, range(1 << 32)]
 SignalNumber = Annotated[int, range(1, 65)]
 
 Stream = Literal["stdout", "stderr"]

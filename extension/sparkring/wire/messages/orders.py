@@ -1,11 +1,11 @@
 """The messages that the driver sends to a member or to its rank, and those that a member sends to its rank."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.world import World
-from sparkring.wire.messages.fields import Buffers, Count, PathKind, SignalNumber, Stream
+from sparkring.wire.messages.fields import Buffers, Count, PathKind, Seed, SignalNumber, Stream
 
 
 class Stop(NamedTuple):
@@ -122,19 +122,54 @@ class Script(NamedTuple):
         return "\n".join(source for _, source in self.parts)
 
 
-class Work(NamedTuple):
-    """What the rank runs for each item: a cell's `source`, or a function of one argument, packed in `parts`.
+class CellCode(NamedTuple):
+    """A cell. The values that it reads are packed in the message's `parts`."""
 
-    Work is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item contains
-    only what differs from item to item. If `what` is "stream", the rank runs the cell for each micro-batch.
+    source: str
+    scripts: tuple[Script, ...] = ()
+
+
+class StreamCode(NamedTuple):
+    """A cell that is run for each micro-batch of a stream. The values that it reads are packed in `parts`."""
+
+    source: str
+    scripts: tuple[Script, ...] = ()
+
+
+class FunctionCall(NamedTuple):
+    """A function, packed in `parts` with its arguments. In a Work, its only argument comes with each item."""
+
+
+class NextItem(NamedTuple):
+    """The Work, for one item, whose values are packed in `parts`.
+
+    scripts: the scripts that only this item runs.
+    seed: the seed for the item's random numbers.
+    measure: whether the rank sends an ItemMeasured when the item has finished.
     """
 
-    what: Literal["cell", "call", "stream"]
-    source: str = ""
+    scripts: tuple[Script, ...] = ()
+    seed: Seed = 0
+    measure: bool = False
+
+
+class NextBatch(NamedTuple):
+    """The Work, for a micro-batch. `parts` contains an order of worker/rank/batches.py."""
+
+    seed: Seed = 0
+
+
+class Work(NamedTuple):
+    """What the rank runs for each item or for each micro-batch.
+
+    Work is sent once, before the first item. The fields have the same meanings as in Run. The Run of an item contains
+    only what differs from item to item.
+    """
+
+    what: CellCode | FunctionCall | StreamCode
     autolog: bool = True
     environment: Mapping[str, str] = {}
     notebook: NotebookState = NotebookState()
-    scripts: tuple[Script, ...] = ()
     parts: Buffers = ()
 
     def problem(self) -> str:
@@ -142,12 +177,7 @@ class Work(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Run a cell's `source`, or a call, with the values that are packed in `parts`: the payload, then its buffers.
-
-    If `what` is "item", the rank runs the Work that was sent before. In that case, `parts` contains the item's values,
-    and `seed` is the seed for the item's random numbers. With `measure`, the rank sends an ItemMeasured when the item
-    has finished. If `what` is "batch", the rank runs the Work for a micro-batch, and `parts` contains an order of
-    worker/rank/batches.py.
+    """Run a cell, a call, or the Work that was sent before. `parts` has the values: the payload, then its buffers.
 
     If a Run arrives while the rank is running another one, the new Run waits at the member.
 
@@ -157,8 +187,7 @@ class Run(NamedTuple):
     environment: variables to set; `defaults` are set unless the rank already has them.
     """
 
-    what: Literal["cell", "call", "item", "batch"]
-    source: str = ""
+    what: CellCode | FunctionCall | NextItem | NextBatch
     pull: tuple[str, ...] = ()
     autolog: bool = True
     barrier: bool = False
@@ -166,10 +195,7 @@ class Run(NamedTuple):
     defaults: Mapping[str, str] = {}
     notebook: NotebookState = NotebookState()
     checkpoints: Here = Here()
-    scripts: tuple[Script, ...] = ()
     parts: Buffers = ()
-    seed: Annotated[int, range(1 << 32)] = 0
-    measure: bool = False
     pulled: bool = True
 
     def problem(self) -> str:

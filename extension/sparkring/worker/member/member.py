@@ -55,8 +55,9 @@ DRAIN_READS = 16
 # be stopped.
 MESSAGES_IN_A_ROW = 32
 # The driver's messages that the member passes on to the rank without decoding them. Large ones are copied in pieces.
-_PASSED_ON = (messages.Work, messages.Run, messages.Answer, messages.Release, messages.EndItem, messages.Leave)
+_PASSED_ON = get_args(messages.PassedOn)
 _FROM_RANK = get_args(messages.RankReport)
+_REQUEST_END = get_args(messages.RequestEnd)
 
 
 class RankProcess(NamedTuple):
@@ -234,11 +235,14 @@ class Member:
                     self.rank_is_busy()
                 self.reach_rank(lambda: self.home.pass_on(head, self.to_rank))
             else:
-                self.obey(self.home.receive_body(head))
+                order = self.home.receive_body(head)
+                if not isinstance(order, messages.MemberOrder):
+                    raise ProtocolError(f"the driver sent {head.kind.__name__}, which is not for a member")
+                self.obey(order)
         except ChannelClosed:
             self.abandon()
 
-    def obey(self, order: messages.Message) -> None:
+    def obey(self, order: messages.MemberOrder) -> None:
         match order:
             case messages.Stop():
                 self.stop(order.signal, order.grace_s)
@@ -262,7 +266,7 @@ class Member:
                 variables = messages.SetEnvironment({order.variable: self.timeline.path})
                 self.reach_rank(lambda: self.to_rank.send(variables))
             case _:
-                raise ProtocolError(f"the driver sent {type(order).__name__}, which is not for a member")
+                messages.never(order)
 
     def reach_rank(self, send: Callable[[], None]) -> None:
         """Call `send`, which sends something to the rank. If the rank has exited, ignore the error.
@@ -289,10 +293,10 @@ class Member:
                 selector.unregister(self.to_rank)
             self.reap()
             return
-        if head.kind in (messages.Done, messages.Failed, messages.InputRequested):
+        if head.kind in _REQUEST_END or head.kind is messages.InputRequested:
             for pipe in list(self.pipes.values()):
                 self.forward(pipe, all_of_it=True)
-        if head.kind in (messages.Done, messages.Failed):
+        if head.kind in _REQUEST_END:
             if head.kind is messages.Failed:
                 if self.waiting:
                     self.give_back()

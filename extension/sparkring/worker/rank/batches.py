@@ -78,9 +78,13 @@ class Trained(NamedTuple):
 
 
 class BatchWork:
-    """For each micro-batch, runs the cell of `order` in `namespace`, the rank's `__main__`. `cell` numbers the cell."""
+    """For each micro-batch, runs `code`, the cell of `order`, in `namespace`, the rank's `__main__`.
 
-    def __init__(self, order: messages.Work, namespace: dict[str, Any], cell: int) -> None:
+    `cell` numbers the cell.
+    """
+
+    def __init__(self, order: messages.Work, code: messages.StreamCode, namespace: dict[str, Any], cell: int) -> None:
+        self.code = code
         self.cell = cell
         self._order = order
         self._namespace = namespace
@@ -91,15 +95,14 @@ class BatchWork:
         """Return the request for a micro-batch, and fill in the fields that are the same for all batches."""
         work = self._order
         return batch._replace(
-            source=work.source,
             autolog=work.autolog,
             environment={**batch.environment, **work.environment},
             notebook=work.notebook,
         )
 
-    def compute(self, batch: messages.Run) -> Begun | Trained:
+    def compute(self, request: messages.Run, batch: messages.NextBatch) -> Begun | Trained:
         """Carry out the order that the request contains."""
-        payload, *buffers = batch.parts
+        payload, *buffers = request.parts
         # Unpickling is safe: the order comes from the driver, which has proved that it knows the gang's secret.
         order = pickle.loads(payload, buffers=buffers)
         match order:
@@ -115,12 +118,12 @@ class BatchWork:
         if self._order.parts:  # otherwise, this is the second attempt of a run, whose values are already there
             payload, *buffers = self._order.parts
             packing.unpack_names(payload, self._namespace, buffers)
-        shell.begin_cell(self._order.scripts, self._namespace)
+        shell.begin_cell(self.code.scripts, self._namespace)
         self._order = self._order._replace(parts=())
         self._begin = order
-        self._compiled = compile_cell(self._order.source, stacks.cell_name(self.cell))
+        self._compiled = compile_cell(self.code.source, stacks.cell_name(self.cell))
         assert order.state is not None
-        restored, position = order.state.begin(self._order.source, self._namespace, BOUND)
+        restored, position = order.state.begin(self.code.source, self._namespace, BOUND)
         return Begun(order.state.names, restored, position)
 
     def _train(self, order: Train, seed: int) -> Trained:

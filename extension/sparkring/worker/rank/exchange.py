@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from sparkring.runtime.world import world
-from sparkring.wire.messages import Run, TrainsAlone
+from sparkring.wire.messages import CellCode, FunctionCall, Run, TrainsAlone
 from sparkring.worker.rank import script
 from sparkring.worker.rank.imports import when_imported
 from sparkring.worker.rank.own_modules import own_files
@@ -90,13 +90,15 @@ def alone(request: Run, namespace: Mapping[str, Any], called: object, *, ended: 
 
     `namespace` holds the variables of the rank's `__main__`, and `called` is the function that the request calls.
     """
-    if not _trained or world().size == 1 or request.what not in ("cell", "call") or _exchanges():
+    code = request.what
+    if not _trained or world().size == 1 or not isinstance(code, CellCode | FunctionCall) or _exchanges():
         return None
-    if any(script.module for script in request.scripts):  # its code is not here
+    cell = code if isinstance(code, CellCode) else CellCode("")
+    if any(script.module for script in cell.scripts):  # its code is not here
         return None
     from sparkring.capture.rank_use import divides_by_rank  # needed only by ranks that have trained
 
-    sources = [request.source, *("".join(linecache.getlines(name)) for name in (*script.files, *own_files()))]
+    sources = [cell.source, *("".join(linecache.getlines(name)) for name in (*script.files, *own_files()))]
     if any(map(divides_by_rank, sources)) or any(map(_divides, _codes([called, *namespace.values()]))):
         return None
     return TrainsAlone(_library(), _is_connected(), ended)

@@ -29,13 +29,20 @@ COLLECT_AFTER_BYTES = 64 * 1024**2
 
 
 class ItemWork:
-    """Runs the work of `order` for each item in `namespace`, the rank's `__main__`.
+    """Runs `code`, the work of `order`, for each item in `namespace`, the rank's `__main__`.
 
     Before each item, `namespace` is reset to its content at the time of __init__(). `filename` is the cell's name in
     tracebacks.
     """
 
-    def __init__(self, order: messages.Work, namespace: dict[str, Any], filename: str) -> None:
+    def __init__(
+        self,
+        order: messages.Work,
+        code: messages.CellCode | messages.FunctionCall,
+        namespace: dict[str, Any],
+        filename: str,
+    ) -> None:
+        self._code = code
         self._namespace = namespace
         self._filename = filename
         self._at_first = dict(namespace)
@@ -52,22 +59,21 @@ class ItemWork:
         """Return the request for an item, and fill in the fields that are the same for all items."""
         work = self._order
         return item._replace(
-            source=work.source,
             autolog=work.autolog,
             environment={**item.environment, **work.environment},
             notebook=work.notebook,
-            scripts=(*work.scripts, *item.scripts),
         )
 
-    def compute(self, item: messages.Run) -> Any:
-        """Run the work for an item, and return the item's value."""
+    def compute(self, request: messages.Run, item: messages.NextItem) -> Any:
+        """Run the work for an item, whose values are in the request. Return the item's value."""
         collectives.release()  # end the collectives of the previous item; all ranks of the slot do so
         self._clear()
         _new_sessions()
         seeds.begin((item.seed + world.world().rank * RANKS_APART) % (1 << 32))
-        payload, *buffers = item.parts
+        payload, *buffers = request.parts
         copies, first = self._buffers.copies_on_write(), packing.LoadedObjects()
-        if self._order.what == "call":
+        code = self._code
+        if isinstance(code, messages.FunctionCall):
             function, _ = packing.unpack_call(self._payload, copies, first)
             (value,) = packing.unpack_values(payload, buffers, first)
             del first  # it holds what was only needed to load the values
@@ -75,9 +81,9 @@ class ItemWork:
         packing.unpack_names(self._payload, self._namespace, copies, first)
         packing.unpack_names(payload, self._namespace, buffers, first)
         del first
-        shell.begin_cell(item.scripts, self._namespace)
+        shell.begin_cell((*code.scripts, *item.scripts), self._namespace)
         if self._cell is None:
-            self._cell = compile_cell(self._order.source, self._filename)
+            self._cell = compile_cell(code.source, self._filename)
         return self._cell.run(self._namespace)
 
     def end(self) -> int:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from sparkring.worker.rank.batches import BatchWork
     from sparkring.worker.rank.items import ItemWork
 
+QueuedOrder = messages.Work | messages.Run | messages.EnterWorld | messages.SetEnvironment | messages.Leave
 FLUSH_EVERY_S = 0.1
 _FSDP = "torch.distributed.fsdp"
 
@@ -69,7 +70,7 @@ class Rank:
         # With the default threshold of 700 new objects, garbage collection would account for a fifth of the time that
         # the import of a framework takes.
         gc.set_threshold(5_000, 10, 10)
-        self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
+        self.orders: queue.SimpleQueue[QueuedOrder] = queue.SimpleQueue()
         self.address = ""
         self.threads = "1"  # the share of the cores, from enter()
         self.environment: dict[str, str] = {}  # set by the member for all requests; overrides the notebook's variables
@@ -136,6 +137,8 @@ class Rank:
 
     def receive(self, main_thread: int) -> None:
         order = self.home.receive()
+        if not isinstance(order, messages.RankOrder):
+            raise ProtocolError(f"{type(order).__name__} is not for a rank")
         if isinstance(order, messages.Release):  # not in the main thread, which may be waiting in the collective
             collectives.release(lambda: self.home.send(messages.CollectivesEnded()))
         elif isinstance(order, messages.Answer):
@@ -162,19 +165,19 @@ class Rank:
                 case messages.Leave():
                     return 0
                 case _:
-                    raise ProtocolError(f"{type(order).__name__} is not for a rank")
+                    messages.never(order)
 
     def take_work(self, order: messages.Work) -> None:
         """Prepare for items or micro-batches. Their modules are not imported at the top, since few ranks need them."""
-        if order.what == "stream":
+        if isinstance(order.what, messages.StreamCode):
             from sparkring.worker.rank.batches import BatchWork
 
             self.cells += 1
-            self.stream = BatchWork(order, self.namespace, self.cells)
+            self.stream = BatchWork(order, order.what, self.namespace, self.cells)
         else:
             from sparkring.worker.rank.items import ItemWork
 
-            self.work = ItemWork(order, self.namespace, stacks.cell_name(1))
+            self.work = ItemWork(order, order.what, self.namespace, stacks.cell_name(1))
 
     def enter(self, order: messages.EnterWorld) -> None:
         place = order.world
@@ -205,16 +208,17 @@ class Rank:
         self.loaded = self.item_ends = False
         self.called = None
         exchange.begin()
-        if request.what == "item" and self.work is not None:
+        code: object = request.what
+        if isinstance(code, messages.NextItem) and self.work is not None:
             number = self.cells = 1  # all items run the same cell
             request = self.work.whole(request)
-        elif request.what == "batch" and self.stream is not None:
+        elif isinstance(code, messages.NextBatch) and self.stream is not None:
             number = self.stream.cell  # all batches run the same cell, too, but other cells may run between two batches
-            request = self.stream.whole(request)
+            request, code = self.stream.whole(request), self.stream.code
         else:
             number = self.cells = self.cells + 1
         try:
-            self.prepare(request)
+            self.prepare(request, getattr(code, "source", ""))
             try:
                 # Set the handler for each request, since the previous cell may have set a handler of its own.
                 signal.signal(signal.SIGINT, self.interrupt)
@@ -270,7 +274,7 @@ class Rank:
             raise KeyboardInterrupt
         self.tell(messages.Importing())
 
-    def prepare(self, request: messages.Run) -> None:
+    def prepare(self, request: messages.Run, source: str) -> None:
         """Set up checkpoints, displays, the notebook's state, the environment and autolog for a request."""
         resume_point.enter(request.checkpoints)
         displays.begin()
@@ -284,7 +288,7 @@ class Rank:
         displays.draw_figures()
         keras_hooks.report_fits(request.autolog)
         mlflow_autolog.turn_on(request.notebook.autologging)
-        if self.ended and self.work is None and "reload(" not in request.source:
+        if self.ended and self.work is None and "reload(" not in source:
             for path in self.own_modules.changed(self.ended):
                 _print(
                     f"sparkring: {path} has changed since this rank imported it. The rank still has the old module: "
@@ -314,21 +318,22 @@ class Rank:
     def compute(self, request: messages.Run) -> Any:
         from sparkring.capture import packing
 
-        if request.what == "item":
-            assert self.work is not None
-            if not request.measure:
-                return self.work.compute(request)
-            from sparkring.worker.rank import usage  # not at the top, since most items are not measured
-
-            return usage.measured(self.work, request, self.namespace)
-        if request.what == "batch":
-            assert self.stream is not None
-            return self.stream.compute(request)
         payload, *buffers = request.parts
-        if request.what == "call":
-            function, kwargs = packing.unpack_call(payload, buffers)
-            self.loaded, self.called = True, function
-            return function(**kwargs)
+        match request.what:
+            case messages.NextItem():
+                assert self.work is not None
+                if not request.what.measure:
+                    return self.work.compute(request, request.what)
+                from sparkring.worker.rank import usage  # not at the top, since most items are not measured
+
+                return usage.measured(self.work, request, request.what, self.namespace)
+            case messages.NextBatch():
+                assert self.stream is not None
+                return self.stream.compute(request, request.what)
+            case messages.FunctionCall():
+                function, kwargs = packing.unpack_call(payload, buffers)
+                self.loaded, self.called = True, function
+                return function(**kwargs)
         packing.unpack_names(payload, self.namespace, buffers)
         if request.barrier:
             from sparkring.worker.rank import barrier  # not at the top, since other cells do not need it
@@ -336,8 +341,8 @@ class Rank:
             self.namespace.update(barrier.names(self.rows))
             self.rows = -1  # the rows can be read only once
         self.loaded = True
-        shell.begin_cell(request.scripts, self.namespace)
-        return compile_cell(request.source, stacks.cell_name(self.cells)).run(self.namespace)
+        shell.begin_cell(request.what.scripts, self.namespace)
+        return compile_cell(request.what.source, stacks.cell_name(self.cells)).run(self.namespace)
 
     def report_value(self, value: Any, request: messages.Run) -> None:
         """Send the request's value, and the values of the names to pull, to the driver.

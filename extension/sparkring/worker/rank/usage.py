@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.executor.processes import descendants
 from sparkring.runtime import limits, report
-from sparkring.wire.messages import ItemMeasured, Run
+from sparkring.wire.messages import ItemMeasured, NextItem, Run
 from sparkring.worker.member import gpus, process
 from sparkring.worker.rank import preloads
 
@@ -29,12 +29,12 @@ LOOK_EVERY_S = 0.02
 LOOKS_IN = 30  # the checks take at most about 1 / LOOKS_IN of the time
 
 
-def measured(work: ItemWork, item: Run, namespace: Mapping[str, Any]) -> Any:
+def measured(work: ItemWork, request: Run, item: NextItem, namespace: Mapping[str, Any]) -> Any:
     """Run an item, and return its value. If the item raises no error, tell the driver what it has used."""
     free_bytes = process.available_bytes()
     imports, memory, began = _Imports(), _MemoryWatch(work.held_bytes), _spent()
     with memory, imports:
-        value = work.compute(item)
+        value = work.compute(request, item)
     used = _spent().less(began).less(imports.spent).less(memory.spent)
     children_s = sum(map(process.cpu_seconds, descendants(os.getpid())))  # of children that are still running
     model = max(map(_measured_model, [value, *namespace.values()]))  # the model with the most parameters
