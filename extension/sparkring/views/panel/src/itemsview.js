@@ -118,8 +118,8 @@ export class ItemsView {
   }
 
   // Return whether everything that should be shown has been drawn.
-  draw(now) {
-    this.now = now;
+  draw() {
+    const now = this.now = this.panel.now() - (this.panel.run.state?.started ?? 0);
     const columns = this.items.columns(), rows = this.items.shown(now);
     this.drawHead(columns);
     const known = this.items.rows.size;
@@ -155,8 +155,7 @@ export class ItemsView {
     put(this.words, [row.error || stateWords(row.state), row.advice, row.value].filter(Boolean).join("\n"));
     if (this.told?.row !== row) this.told = { row, ...itemCharts(row) };
     this.charts.draw(this.told);
-    const done = this.log.draw();
-    return done;
+    return this.log.draw();
   }
 
   drawHead(columns) {

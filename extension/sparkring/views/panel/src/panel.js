@@ -49,12 +49,8 @@ export class Panel {
     this.charts = new ChartsView(this, () => this.chartRoom(this.bodies.metrics));
     this.displays = new DisplaysView(this);
     this.numbers = make("div");
-    this.bodies.overview.append(this.overview.element);
-    this.bodies.logs.append(this.log.element);
-    this.bodies.items.append(this.items.element);
-    this.bodies.search.append(this.search.element);
-    this.bodies.stream.append(this.stream.element);
-    this.bodies.displays.append(this.displays.element);
+    this.views = { stream: this.stream, overview: this.overview, search: this.search, items: this.items, logs: this.log, displays: this.displays };
+    for (const [name, { element }] of Object.entries(this.views)) this.bodies[name].append(element);
     this.bodies.metrics.append(this.charts.element, this.numbers);
     place.append(this.root);
     this.resized = new ResizeObserver(() => this.schedule());
@@ -204,13 +200,8 @@ export class Panel {
       for (const name of this.htmlDirty) this.drawHtml(name);
       this.arrange();
       this.again.hidden = this.advice.hidden || !canRunAgain(this.root, this.run.state.magic);
-      if (this.tab === "overview" && !this.overview.draw()) this.schedule();
-      if (this.tab === "items" && !this.items.draw(this.now() - (this.run.state?.started ?? 0))) this.schedule();
-      if (this.tab === "search") this.search.draw();
-      if (this.tab === "stream") this.stream.draw();
-      if (this.tab === "logs" && !this.log.draw()) this.schedule();
       if (this.run.displays && !this.isThere("displays")) this.setThere("displays", true);
-      if (this.tab === "displays") this.displays.draw();
+      if (this.views[this.tab]?.draw() === false) this.schedule(); // more is left to draw
       if (this.tab === "metrics") this.charts.draw(this.run.curves);
     });
   }
@@ -285,9 +276,7 @@ export class Panel {
     this.resized.disconnect();
     this.themed.disconnect();
     this.charts.remove();
-    this.overview.remove();
-    this.items.remove();
-    this.stream.remove();
+    for (const view of Object.values(this.views)) view.remove?.();
     this.root.remove();
   }
 }
