@@ -39,13 +39,13 @@ class HorovodBuild(NamedTuple):
 
 def builds() -> list[Build]:
     """Return the installed frameworks that can use GPUs."""
-    found = [
+    candidates = [
         ("torch", _text("torch", "version.py"), r"(?m)^cuda\b.*?=\s*['\"]([\d.]+)"),
         ("tensorflow", _text("tensorflow", "python/platform/build_info.py"), r"'cuda_version',\s*'([\d.]+)'"),
     ]
     installed = [
         Build(package, version, "" if (cuda := re.search(pattern, text)) is None else cuda[1])
-        for package, text, pattern in found
+        for package, text, pattern in candidates
         if (version := version_of(package))
     ]
     if version := version_of("jax"):

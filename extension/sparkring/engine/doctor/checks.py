@@ -30,13 +30,13 @@ def answer(doing: str, check: Callable[[threading.Event], Answer], tell: Tell, l
     `limit_s`, `cancelled` is set, and KeyboardInterrupt or TooSlow is raised. The thread of a check that ignores
     `cancelled`, for example because a network drive hangs, is left behind.
     """
-    cancelled, found = threading.Event(), Future[Answer]()
+    cancelled, future = threading.Event(), Future[Answer]()
 
     def run() -> None:
         try:
-            found.set_result(check(cancelled))
+            future.set_result(check(cancelled))
         except BaseException as error:  # raised again by result()
-            found.set_exception(error)
+            future.set_exception(error)
 
     thread = threading.Thread(target=run, name="sparkring-doctor", daemon=True)
     started = time.monotonic()
@@ -45,9 +45,9 @@ def answer(doing: str, check: Callable[[threading.Event], Answer], tell: Tell, l
             thread.start()
         while True:
             try:
-                return found.result(_POLL_S)
+                return future.result(_POLL_S)
             except NotYet:
-                if found.done():  # the check itself raised a TimeoutError
+                if future.done():  # the check itself raised a TimeoutError
                     raise
             elapsed_s = time.monotonic() - started
             tell(f"{doing}: {duration(int(elapsed_s))}")

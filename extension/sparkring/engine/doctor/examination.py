@@ -26,8 +26,8 @@ def examine(directory: Callable[[], Location] | None, view: Sequence[Finding], t
     """
 
     def safely(topic: str, doing: str, check: Callable[[], Sequence[Finding]], limit_s: float) -> list[Finding]:
-        found = attempt(topic, doing, lambda: list(check()), limit_s)
-        return [found] if isinstance(found, Finding) else found
+        result = attempt(topic, doing, lambda: list(check()), limit_s)
+        return [result] if isinstance(result, Finding) else result
 
     def attempt(topic: str, doing: str, check: Callable[[], Answer], limit_s: float) -> Answer | Finding:
         try:
@@ -50,23 +50,23 @@ def examine(directory: Callable[[], Location] | None, view: Sequence[Finding], t
     trial = None
     try:
         location = directory()
-        found = attempt(
+        outcome = attempt(
             storage.DRIVER, f"writing to {location.written}", lambda: storage.begin(location), STORAGE_LIMIT_S
         )
     except SparkringError as error:
-        found = problem(storage.DRIVER, str(error), "Write the path of a folder or a URL, such as dbfs:/ml/run1.")
-    if isinstance(found, Finding):
-        told = [found]
+        outcome = problem(storage.DRIVER, str(error), "Write the path of a folder or a URL, such as dbfs:/ml/run1.")
+    if isinstance(outcome, Finding):
+        findings = [outcome]
     else:
-        trial, told = found, list(found.findings)
+        trial, findings = outcome, list(outcome.findings)
     checked = spark.Checked(())
     try:
         checked = spark.check(trial, tell)
     finally:
         if trial is not None:
             ended = trial
-            told += safely(storage.DRIVER, "removing a file", lambda: storage.end(ended), STORAGE_LIMIT_S)
-    yield Section("Checkpoints", (*told, *checked.directory))
+            findings += safely(storage.DRIVER, "removing a file", lambda: storage.end(ended), STORAGE_LIMIT_S)
+    yield Section("Checkpoints", (*findings, *checked.directory))
     yield Section("Spark", checked.findings)
 
 

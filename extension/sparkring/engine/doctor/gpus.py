@@ -96,37 +96,35 @@ def read(addresses: Iterable[str] | None = None, *, health: bool = True) -> Gpus
             with contextlib.suppress(nvml.NVMLError):
                 handles[name] = nvml_gpus.handle_of(nvml, name)
         ours = {os.getpid(): "notebook", **dict.fromkeys(descendants(os.getpid()), "started")}
-        found = tuple(_read(nvml, address, handle, ours, health) for address, handle in handles.items())
+        gpus = tuple(_read(nvml, address, handle, ours, health) for address, handle in handles.items())
         apart = tuple(_apart(nvml, handles)) if health else ()
-        return Gpus(driver or "", None if not cuda else (cuda // 1000, cuda % 1000 // 10), found, apart)
+        return Gpus(driver or "", None if not cuda else (cuda // 1000, cuda % 1000 // 10), gpus, apart)
 
 
 def _read(nvml: Any, address: str, handle: Any, ours: Mapping[int, str], health: bool) -> Gpu:
-    def told(question: str, *arguments: Any) -> Any:
+    def ask(question: str, *arguments: Any) -> Any:
         return nvml_gpus.asked(nvml, getattr(nvml, question), handle, *arguments)
 
-    memory = told("nvmlDeviceGetMemoryInfo")
+    memory = ask("nvmlDeviceGetMemoryInfo")
     # Drivers before 510 know only the older of these functions.
-    running = told("nvmlDeviceGetComputeRunningProcesses_v3") or told("nvmlDeviceGetComputeRunningProcesses_v2") or ()
+    running = ask("nvmlDeviceGetComputeRunningProcesses_v3") or ask("nvmlDeviceGetComputeRunningProcesses_v2") or ()
     gpu = Gpu(
         address,
-        told("nvmlDeviceGetName") or "GPU",
+        ask("nvmlDeviceGetName") or "GPU",
         None if memory is None else int(memory.total),
         None if memory is None else int(memory.free),
         tuple(
-            GpuProcess(each.pid, _name(nvml, each.pid), each.usedGpuMemory, ours.get(each.pid, "")) for each in running
+            GpuProcess(info.pid, _name(nvml, info.pid), info.usedGpuMemory, ours.get(info.pid, "")) for info in running
         ),
     )
     if not health:
         return gpu
-    mode, persistence = told("nvmlDeviceGetMigMode"), told("nvmlDeviceGetPersistenceMode")
-    reasons = told("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+    mode, persistence = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetPersistenceMode")
+    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
     return gpu._replace(
         instances=_instances(nvml, handle) if mode is not None and mode[0] else None,
         persistent=None if persistence is None else bool(persistence),
-        uncorrected=told(
-            "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        ),
+        uncorrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
         slowdowns=tuple(why for bit, why in _SLOWDOWNS.items() if reasons & bit),
         links=_links(nvml, handle),
     )
@@ -139,8 +137,10 @@ def _name(nvml: Any, pid: int) -> str:
 
 def _instances(nvml: Any, handle: Any) -> int:
     most = nvml_gpus.asked(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
-    found = (nvml_gpus.asked(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index) for index in range(most))
-    return sum(each is not None for each in found)
+    instances = (
+        nvml_gpus.asked(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index) for index in range(most)
+    )
+    return sum(instance is not None for instance in instances)
 
 
 def _links(nvml: Any, handle: Any) -> int:
@@ -163,49 +163,49 @@ def _apart(nvml: Any, handles: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 # ── Judging ───────────────────────────────────────────────────────────────────
 
 
-def judge(found: Gpus | None, builds: Sequence[Build], horovod: HorovodBuild | None) -> list[Finding]:
+def judge(state: Gpus | None, builds: Sequence[Build], horovod: HorovodBuild | None) -> list[Finding]:
     """Judge the GPUs, and whether the driver suits the frameworks."""
-    if found is None:
+    if state is None:
         return [ok("GPUs", "no NVIDIA GPU")]
-    if not found.gpus:
-        return [problem("GPUs", f"NVIDIA driver {found.driver}, but no GPU", "Run nvidia-smi, which says more.")]
-    told = [ok("driver", f"NVIDIA {found.driver}, for CUDA up to {_dotted(found.cuda)}")]
-    told += [finding for build in builds for finding in driver(found, build)]
+    if not state.gpus:
+        return [problem("GPUs", f"NVIDIA driver {state.driver}, but no GPU", "Run nvidia-smi, which says more.")]
+    findings = [ok("driver", f"NVIDIA {state.driver}, for CUDA up to {_dotted(state.cuda)}")]
+    findings += [finding for build in builds for finding in driver(state, build)]
     if horovod is not None:
         if horovod.cuda:
-            told += driver(found, Build("horovod", horovod.version, horovod.cuda))
+            findings += driver(state, Build("horovod", horovod.version, horovod.cuda))
         if horovod.without_nccl:
             named = " and ".join(f"horovod.{name}" for name in horovod.without_nccl)
             what = f"{named}: built without NCCL, so tensors on GPUs are averaged in the memory of the host"
-            told.append(note("horovod", what, "%%torchrun and %%tensorflow use NCCL."))
-    for gpu in found.gpus:
-        told += _judge(gpu, found.gpus)
-    told += connections(found)
-    told += visible(os.environ.get("CUDA_VISIBLE_DEVICES"), found.gpus)
+            findings.append(note("horovod", what, "%%torchrun and %%tensorflow use NCCL."))
+    for gpu in state.gpus:
+        findings += _judge(gpu, state.gpus)
+    findings += connections(state)
+    findings += visible(os.environ.get("CUDA_VISIBLE_DEVICES"), state.gpus)
     interfaces = [name for _, name in socket.if_nameindex()]
-    told.append(nccl_interface(os.environ.get("NCCL_SOCKET_IFNAME"), interfaces))
-    return told
+    findings.append(nccl_interface(os.environ.get("NCCL_SOCKET_IFNAME"), interfaces))
+    return findings
 
 
-def driver(found: Gpus, build: Build) -> list[Finding]:
+def driver(state: Gpus, build: Build) -> list[Finding]:
     """Judge whether the driver supports the version of CUDA for which a framework was built."""
     name = f"{build.package} {build.version}"
     if not build.cuda:
         return [note(build.package, f"{name} was built without CUDA, so it uses no GPU", "Install a build for CUDA.")]
-    if found.cuda is None:
+    if state.cuda is None:
         return []
     major, minor = (*map(int, build.cuda.split(".")[:2]), 0)[:2]
     what = f"{name} was built for CUDA {build.cuda}"
-    if major > found.cuda[0]:
+    if major > state.cuda[0]:
         return [
             problem(
                 build.package,
-                f"{what}, but NVIDIA's driver {found.driver} supports CUDA {_dotted(found.cuda)} at most",
-                f"Update the driver, or install a build of {build.package} for CUDA {found.cuda[0]}.",
+                f"{what}, but NVIDIA's driver {state.driver} supports CUDA {_dotted(state.cuda)} at most",
+                f"Update the driver, or install a build of {build.package} for CUDA {state.cuda[0]}.",
             )
         ]
-    if (major, minor) > found.cuda:
-        what += f", and the driver supports CUDA {_dotted(found.cuda)}, which is compatible except for code in PTX"
+    if (major, minor) > state.cuda:
+        what += f", and the driver supports CUDA {_dotted(state.cuda)}, which is compatible except for code in PTX"
         return [note(build.package, what, "If the GPU reports an unsupported toolchain, update the driver.")]
     return [ok(build.package, what)]
 
@@ -225,14 +225,14 @@ def _judge(gpu: Gpu, every: Sequence[Gpu]) -> Iterator[Finding]:
     yield ok(topic, f"{gpu.name}{free}")
     if own := held_by_notebook(gpu, every):
         yield own
-    started = [each for each in gpu.processes if each.mine == "started"]
+    started = [user for user in gpu.processes if user.mine == "started"]
     if started:
         yield note(topic, f"{_held(started)} processes of this notebook's ranks", "%gang stop ends a warm gang.")
-    others = [each for each in gpu.processes if not each.mine]
+    others = [user for user in gpu.processes if not user.mine]
     if others:
-        named = ", ".join(f"{each.name} (process {each.pid})" for each in others[:3])
+        named = ", ".join(f"{user.name} (process {user.pid})" for user in others[:3])
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        large = sum(each.used_bytes or 0 for each in others) >= OTHERS_BYTES
+        large = sum(user.used_bytes or 0 for user in others) >= OTHERS_BYTES
         advice = "Set CUDA_VISIBLE_DEVICES to other GPUs, or end these processes."
         what = f"{_held(others)} {named}{more}"
         yield note(topic, what, advice) if large else ok(topic, what)
@@ -256,20 +256,20 @@ def _judge(gpu: Gpu, every: Sequence[Gpu]) -> Iterator[Finding]:
 
 
 def _held(processes: Sequence[GpuProcess]) -> str:
-    known = [each.used_bytes for each in processes if each.used_bytes is not None]
+    known = [user.used_bytes for user in processes if user.used_bytes is not None]
     return f"{size(sum(known))} held by" if known else "memory (the driver does not say how much) is held by"
 
 
 def held_by_notebook(gpu: Gpu, every: Sequence[Gpu]) -> Finding | None:
     """Judge how much of the GPU's memory this process holds; None if it holds none."""
-    own = [each for each in gpu.processes if each.mine == "notebook"]
+    own = [user for user in gpu.processes if user.mine == "notebook"]
     if not own:
         return None
-    known = [each.used_bytes for each in own if each.used_bytes is not None]
+    known = [user.used_bytes for user in own if user.used_bytes is not None]
     held = size(sum(known)) if known else "an unknown amount of memory"
     what = f"this notebook holds {held} on {_named(gpu.address)}"
     advice = "Free it (delete the tensors and call torch.cuda.empty_cache(); with TensorFlow, restart the kernel)"
-    others = [each.address for each in every if not any(user.mine for user in each.processes)]
+    others = [other.address for other in every if not any(user.mine for user in other.processes)]
     if others:
         advice += f", or use the other GPUs: --gpus 1 --env CUDA_VISIBLE_DEVICES={','.join(others)}"
     topic = _named(gpu.address)
@@ -278,28 +278,28 @@ def held_by_notebook(gpu: Gpu, every: Sequence[Gpu]) -> Finding | None:
     return note(topic, what, f"{advice}.")
 
 
-def connections(found: Gpus) -> list[Finding]:
+def connections(state: Gpus) -> list[Finding]:
     """Judge whether the GPUs can access each other's memory, and through how many NVLinks they are connected."""
-    if len(found.gpus) < 2:
+    if len(state.gpus) < 2:
         return []
-    links = {gpu.links for gpu in found.gpus}
+    links = {gpu.links for gpu in state.gpus}
     linked = f"{min(links)}" if len(links) == 1 else f"{min(links)}–{max(links)}"
     nvlink = f"{linked} NVLinks each" if max(links) else "no NVLink"
-    if not found.apart:
+    if not state.apart:
         return [ok("connections", f"the GPUs can access each other's memory; {nvlink}")]
-    pairs = ", ".join(f"{one} and {other}" for one, other in found.apart[:3])
-    more = f" and {len(found.apart) - 3} more pairs" if len(found.apart) > 3 else ""
+    pairs = ", ".join(f"{one} and {other}" for one, other in state.apart[:3])
+    more = f" and {len(state.apart) - 3} more pairs" if len(state.apart) > 3 else ""
     what = f"GPUs {pairs}{more} cannot access each other's memory, so NCCL copies through the host; {nvlink}"
     return [note("connections", what, "`nvidia-smi topo -p2p r` says why.")]
 
 
-def visible(setting: str | None, found: Sequence[Gpu]) -> list[Finding]:
+def visible(setting: str | None, gpus: Sequence[Gpu]) -> list[Finding]:
     """Judge CUDA_VISIBLE_DEVICES, which limits the GPUs of local ranks."""
     if setting is None:
         return []
     names = [name.strip() for name in setting.split(",") if name.strip()]
-    what = f"CUDA_VISIBLE_DEVICES={setting!r}: local ranks get {len(names)} of {counted(len(found), 'GPU')}"
-    wrong = [name for name in names if name.isdecimal() and int(name) >= len(found)]
+    what = f"CUDA_VISIBLE_DEVICES={setting!r}: local ranks get {len(names)} of {counted(len(gpus), 'GPU')}"
+    wrong = [name for name in names if name.isdecimal() and int(name) >= len(gpus)]
     if wrong:
         advice = "Name only GPUs that exist: CUDA ignores this name and all that follow."
         return [problem("visible", f"CUDA_VISIBLE_DEVICES={setting!r}: there is no GPU {wrong[0]}", advice)]
@@ -312,8 +312,12 @@ def nccl_interface(setting: str | None, interfaces: Sequence[str]) -> Finding:
         return ok("NCCL", "NCCL_SOCKET_IFNAME is not set; sparkring sets it to the interface that leads to the driver")
     excludes, names = setting.startswith("^"), setting.lstrip("^=").split(",")
     exact = setting.lstrip("^").startswith("=")
-    named = [each for each in interfaces if any(each == name if exact else each.startswith(name) for name in names)]
-    left = [each for each in interfaces if each not in named] if excludes else named
+    named = [
+        interface
+        for interface in interfaces
+        if any(interface == name if exact else interface.startswith(name) for name in names)
+    ]
+    left = [interface for interface in interfaces if interface not in named] if excludes else named
     if not left:
         what = f"NCCL_SOCKET_IFNAME={setting} leaves no network interface of this machine: {', '.join(interfaces)}"
         return problem("NCCL", what, "Unset the variable, or set it to one of them, before the kernel starts.")

@@ -42,19 +42,21 @@ _REBUILD = "Build it again with `sparkring-build-horovod --force --install`."
 
 def packages() -> list[Finding]:
     """Check Python, sparkring, the frameworks, and what Horovod was built for."""
-    found = dict(versions())
+    by_name = dict(versions())
     package = Path(sparkring.__file__).parent
-    told = [
+    findings = [
         ok("Python", f"{platform.python_version()}, {sys.executable}"),
         ok("sparkring", f"{sparkring.__version__} in {package}"),
     ]
-    others = " · ".join(f"{name} {version}" for name, version in found.items() if name not in ("python", "sparkring"))
-    if any(name in found for name in FRAMEWORKS):
-        told.append(ok("packages", others))
+    others = " · ".join(f"{name} {version}" for name, version in by_name.items() if name not in ("python", "sparkring"))
+    if any(name in by_name for name in FRAMEWORKS):
+        findings.append(ok("packages", others))
     else:
         advice = "Install one of them, for example with `pip install 'sparkring[torch]'`."
-        told.append(note("packages", f"no TensorFlow, PyTorch or JAX is installed{others and f'; {others}'}", advice))
-    return [*told, *horovod(builds.horovod(), {name: version_of(name) for name in FRAMEWORKS})]
+        findings.append(
+            note("packages", f"no TensorFlow, PyTorch or JAX is installed{others and f'; {others}'}", advice)
+        )
+    return [*findings, *horovod(builds.horovod(), {name: version_of(name) for name in FRAMEWORKS})]
 
 
 def horovod(build: builds.HorovodBuild | None, installed: dict[str, str]) -> Iterator[Finding]:
@@ -93,22 +95,22 @@ class Room(NamedTuple):
 
 def capacity() -> list[Finding]:
     """Check cores, memory, free disk space, shared memory, and the limit on open files."""
-    told = [ok("cores", cores(limits.cores(), os.cpu_count() or 1, limits.quota()))]
+    findings = [ok("cores", cores(limits.cores(), os.cpu_count() or 1, limits.quota()))]
     if process.total_bytes():
-        told.append(memory(Room(process.available_bytes(), process.total_bytes())))
+        findings.append(memory(Room(process.available_bytes(), process.total_bytes())))
     import platformdirs
 
     for name, path in (("TMPDIR", Path(tempfile.gettempdir())), ("cache", platformdirs.user_cache_path())):
         there_already = next(folder for folder in (path, *path.parents) if folder.exists())
         disk_usage = shutil.disk_usage(there_already)
-        told.append(disk(name, str(path), Room(disk_usage.free, disk_usage.total)))
-    told.append(runs_folder(run_store.home()))
+        findings.append(disk(name, str(path), Room(disk_usage.free, disk_usage.total)))
+    findings.append(runs_folder(run_store.home()))
     with contextlib.suppress(OSError):  # macOS has no /dev/shm
         disk_usage = shutil.disk_usage("/dev/shm")
-        told.append(shared_memory(Room(disk_usage.free, disk_usage.total)))
+        findings.append(shared_memory(Room(disk_usage.free, disk_usage.total)))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    told.append(open_files(*(None if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))))
-    return told
+    findings.append(open_files(*(None if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))))
+    return findings
 
 
 def cores(usable: int, machine: int, quota: float) -> str:

@@ -32,6 +32,10 @@ def notices(launches: Iterable[LaunchRequest], framework: str) -> list[str]:
         return []
     packages = _PACKAGES.get(framework, ())
     installed = [build for build in builds.builds() if not packages or build.package in packages]
-    found: list[Finding | None] = [finding for build in installed for finding in gpus.driver(state, build)]
-    found += [gpus.held_by_notebook(gpu, state.gpus) for gpu in state.gpus]
-    return [f"{each.what}. {each.advice}" for each in found if each is not None and each.level == "problem"]
+    findings: list[Finding | None] = [finding for build in installed for finding in gpus.driver(state, build)]
+    findings += [gpus.held_by_notebook(gpu, state.gpus) for gpu in state.gpus]
+    return [
+        f"{finding.what}. {finding.advice}"
+        for finding in findings
+        if finding is not None and finding.level == "problem"
+    ]

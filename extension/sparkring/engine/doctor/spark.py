@@ -77,13 +77,13 @@ def _java() -> list[Finding]:
 
 
 def _active(context: SparkContext, trial: Trial | None, say: Say) -> Checked:
-    found = with_gangs(slots(context), [stage for stage in list(running) if stage.context is context])
-    told = [session(found, dynamic=dynamic_allocation(context))]
-    tasks = found.free
+    capacity = with_gangs(slots(context), [stage for stage in list(running) if stage.context is context])
+    findings = [session(capacity, dynamic=dynamic_allocation(context))]
+    tasks = capacity.free
     if not tasks:
-        holders = "; ".join(found.holders) or "there are no executors"
+        holders = "; ".join(capacity.holders) or "there are no executors"
         advice = "Wait for the jobs, or stop the gang (%gang stop), and run %doctor again."
-        return Checked((*told, note("executors", f"not checked, because no task slot is free ({holders})", advice)))
+        return Checked((*findings, note("executors", f"not checked, because no task slot is free ({holders})", advice)))
     host, bind_host, port = driver_address(context)
     with contextlib.ExitStack() as stack:
         try:
@@ -91,7 +91,7 @@ def _active(context: SparkContext, trial: Trial | None, say: Say) -> Checked:
             address, token = (host, listener.port), listener.token
         except OSError as error:
             address, token = None, b""
-            told.append(cannot_listen(bind_host, port, error))
+            findings.append(cannot_listen(bind_host, port, error))
         packages = {module: package_names(module) for module in MODULES}
         directory = None
         if trial is not None and trial.works:
@@ -103,9 +103,9 @@ def _active(context: SparkContext, trial: Trial | None, say: Say) -> Checked:
             reports = survey(context, tasks, questions, say, JOB_LIMIT_S)
         except TimeoutError as error:
             advice = "Do the executors start? Spark's UI and log say what the job waits for."
-            return Checked((*told, problem("executors", str(error), advice)))
+            return Checked((*findings, problem("executors", str(error), advice)))
         except Exception as error:  # Spark and py4j raise various errors
-            return Checked((*told, job_failed(str(error), lambda: executors_python(context))))
+            return Checked((*findings, job_failed(str(error), lambda: executors_python(context))))
     here = Here(
         platform.python_version(),
         java_version(context),
@@ -113,29 +113,31 @@ def _active(context: SparkContext, trial: Trial | None, say: Say) -> Checked:
         frozenset(module for module in MODULES if module in sys.modules),
     )
     at = f"{host}:{address[1]}" if address else ""
-    return Checked((*told, *judge(reports, here, found, at)), tuple(judge_directory(reports, found)))
+    return Checked((*findings, *judge(reports, here, capacity, at)), tuple(judge_directory(reports, capacity)))
 
 
-def with_gangs(found: Slots, stages: Sequence[Stage]) -> Slots:
+def with_gangs(capacity: Slots, stages: Sequence[Stage]) -> Slots:
     """Return the slots with those of these stages as busy: Spark counts the tasks of a new stage only after a while."""
     held = sum(stage.size for stage in stages)
-    if held <= found.busy:
-        return found
-    return found._replace(busy=min(held, found.total), holders=[f"{stage.title}: {stage.size}" for stage in stages])
+    if held <= capacity.busy:
+        return capacity
+    return capacity._replace(
+        busy=min(held, capacity.total), holders=[f"{stage.title}: {stage.size}" for stage in stages]
+    )
 
 
 # ── Judging ───────────────────────────────────────────────────────────────────
 
 
-def session(found: Slots, *, dynamic: bool) -> Finding:
+def session(capacity: Slots, *, dynamic: bool) -> Finding:
     """Judge the session's slots."""
-    held = f", {found.busy} of them busy ({'; '.join(found.holders)})" if found.busy else ""
-    gpus = f", {found.gpus_per_task:g} GPUs per task" if found.gpus_per_task else ""
-    what = f"{found.master}, {counted(found.total, 'task slot')}{held}{gpus}"
+    held = f", {capacity.busy} of them busy ({'; '.join(capacity.holders)})" if capacity.busy else ""
+    gpus = f", {capacity.gpus_per_task:g} GPUs per task" if capacity.gpus_per_task else ""
+    what = f"{capacity.master}, {counted(capacity.total, 'task slot')}{held}{gpus}"
     if dynamic:
         advice = "Start the session with spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
         return problem("session", f"{what}; dynamic allocation is on, so rings cannot start", advice)
-    if not found.total:
+    if not capacity.total:
         return problem("session", what, "Add executors.")
     return ok("session", what)
 
@@ -158,31 +160,31 @@ def job_failed(text: str, python: Callable[[], str]) -> Finding:
     return problem("executors", f"a job failed: {root_cause(text)}", "Launches on Spark would fail in the same way.")
 
 
-def judge(reports: Sequence[TaskReport], here: Here, found: Slots, at: str) -> list[Finding]:
+def judge(reports: Sequence[TaskReport], here: Here, capacity: Slots, at: str) -> list[Finding]:
     """Compare the executors with the driver, which listened at the address `at` ('' if it could not listen)."""
     executors = _executors(reports)
     hosts = {report.host for report in executors}
     who = f"{counted(len(executors), 'executor')} on {counted(len(hosts), 'host')}"
-    told = []
-    known = len(found.hosts[1:])  # the first is the driver; in local mode, it is the only one
+    findings = []
+    known = len(capacity.hosts[1:])  # the first is the driver; in local mode, it is the only one
     if known > len(executors):
         what = f"{who} of {known} have run a task; the others were busy or did not get one"
-        told.append(note("executors", what, "Run %doctor again when they are free."))
+        findings.append(note("executors", what, "Run %doctor again when they are free."))
     else:
-        told.append(ok("executors", f"{who} answered, with {counted(len(reports), 'task')}"))
-    told += [_python(executors, here, who), *_packages(executors, here, who), _java_of(executors, here, who)]
-    told += [_reached(executors, at), *_clocks(executors)] if at else []
-    return told
+        findings.append(ok("executors", f"{who} answered, with {counted(len(reports), 'task')}"))
+    findings += [_python(executors, here, who), *_packages(executors, here, who), _java_of(executors, here, who)]
+    findings += [_reached(executors, at), *_clocks(executors)] if at else []
+    return findings
 
 
-def judge_directory(reports: Iterable[TaskReport], found: Slots) -> list[Finding]:
+def judge_directory(reports: Iterable[TaskReport], capacity: Slots) -> list[Finding]:
     """Judge whether the executors can use the directory for checkpoints."""
     executors = [report for report in _executors(reports) if report.directory is not None]
     if not executors:
         return []
     who = f"{counted(len(executors), 'executor')} can write, read, list and delete files there"
     wrong = _by(executors, lambda report: str(report.directory))
-    told = [
+    problems = [
         problem(
             "executors",
             f"{_hosts(reports)}: the directory {why}",
@@ -191,7 +193,7 @@ def judge_directory(reports: Iterable[TaskReport], found: Slots) -> list[Finding
         for why, reports in wrong.items()
         if why
     ]
-    return told or [ok("executors", who)]
+    return problems or [ok("executors", who)]
 
 
 def _executors(reports: Iterable[TaskReport]) -> list[TaskReport]:
@@ -202,10 +204,10 @@ def _executors(reports: Iterable[TaskReport]) -> list[TaskReport]:
 
 def _by(reports: Iterable[TaskReport], key: Callable[[TaskReport], Any]) -> dict[Any, list[TaskReport]]:
     """Group the reports by key(report)."""
-    found: dict[Any, list[TaskReport]] = {}
+    groups: dict[Any, list[TaskReport]] = {}
     for report in reports:
-        found.setdefault(key(report), []).append(report)
-    return found
+        groups.setdefault(key(report), []).append(report)
+    return groups
 
 
 def _hosts(reports: Iterable[TaskReport]) -> str:
@@ -227,7 +229,7 @@ def _python(executors: Sequence[TaskReport], here: Here, who: str) -> Finding:
 
 
 def _packages(executors: Sequence[TaskReport], here: Here, who: str) -> list[Finding]:
-    told: list[Finding] = []
+    findings: list[Finding] = []
     same = []
     for module in MODULES:
         mine = here.packages.get(module, "")
@@ -239,8 +241,8 @@ def _packages(executors: Sequence[TaskReport], here: Here, who: str) -> list[Fin
             continue
         for version, reports in groups.items():
             if version != mine:
-                told.append(_package(module, mine, version, reports, used=module in here.imported))
-    return ([ok("packages", f"{who}: {' · '.join(same)}, as here")] if same else []) + told
+                findings.append(_package(module, mine, version, reports, used=module in here.imported))
+    return ([ok("packages", f"{who}: {' · '.join(same)}, as here")] if same else []) + findings
 
 
 def _package(module: str, mine: str, version: str, reports: Sequence[TaskReport], *, used: bool) -> Finding:

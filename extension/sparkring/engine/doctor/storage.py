@@ -99,5 +99,5 @@ def _failed(trial: Trial, done: str, error: Exception) -> Trial:
 
 
 def _why(error: Exception) -> str:
-    said = (error.strerror if isinstance(error, OSError) else "") or str(error)
-    return first_line(f"{type(error).__name__}: {said}", 200)
+    reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+    return first_line(f"{type(error).__name__}: {reason}", 200)

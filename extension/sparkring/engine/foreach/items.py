@@ -58,9 +58,9 @@ class Targets:
 
     def bind(self, value: Any) -> dict[str, Any]:
         """Assign `value` to the targets, and return the value of each name. Raises whatever the assignment raises."""
-        found = {"_": [value]}
-        exec(self._code, {"__builtins__": {}}, found)
-        return {name: found[name] for name in self.names}
+        namespace = {"_": [value]}
+        exec(self._code, {"__builtins__": {}}, namespace)
+        return {name: namespace[name] for name in self.names}
 
 
 def _target(clause: str) -> ast.expr | None:
@@ -174,7 +174,7 @@ class Items:
                 self.shown[number] = {}
                 return Problem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
         named = values if parameters is None else parameters._asdict()
-        self.shown[number] = {name: _shown(each) for name, each in named.items()}
+        self.shown[number] = {name: _shown(content) for name, content in named.items()}
         name = _name(named) if parameters is None else _described(named)
         try:
             scripts, read = self._scripts_of(values)
@@ -219,20 +219,20 @@ class Items:
 
     def forget_from(self, number: int) -> None:
         """Forget the items from `number` on: they were taken, but the run ended before any of them began."""
-        for each in range(number, self.taken):
-            self.shown.pop(each, None)
+        for item_number in range(number, self.taken):
+            self.shown.pop(item_number, None)
 
 
 def _check_targets(targets: Targets, names: tuple[str, ...]) -> None:
     """Raise OptionsError if the targets do not fit the parameters of a search, or are in another order."""
     written = ", ".join(names)
     try:
-        found = targets.bind(Parameters(names, names))
+        bound = targets.bind(Parameters(names, names))
     except (TypeError, ValueError):
         raise OptionsError(
             f"`{targets.written}` cannot be bound to the parameters of the search: write `{written}`, or one name."
         ) from None
-    mixed = [name for name, value in found.items() if value in names and value != name and name in names]
+    mixed = [name for name, value in bound.items() if value in names and value != name and name in names]
     if mixed:
         raise OptionsError(f"`{targets.written}`: the search has its parameters in another order: write `{written}`.")
 
@@ -284,8 +284,8 @@ def _name(values: Mapping[str, Any]) -> str:
             case (key, rows) if _is_rows(rows):
                 return _text(key, NAME_CHARACTERS)
         return _text(values[ITEM], NAME_CHARACTERS)
-    each = NAME_CHARACTERS // max(1, len(values))
-    return ", ".join(f"{name}={_text(value, each)}" for name, value in values.items())
+    characters = NAME_CHARACTERS // max(1, len(values))
+    return ", ".join(f"{name}={_text(value, characters)}" for name, value in values.items())
 
 
 def _text(value: Any, most: int) -> str:
@@ -295,7 +295,8 @@ def _text(value: Any, most: int) -> str:
 def _described(parameters: Mapping[str, Any]) -> str:
     """Describe a trial's parameters in a short string, such as `lr=0.001, width=64`. Floats are rounded as in views."""
     texts = {
-        name: describe.number(each) if isinstance(each, float) else as_text(each) for name, each in parameters.items()
+        name: describe.number(value) if isinstance(value, float) else as_text(value)
+        for name, value in parameters.items()
     }
     return ", ".join(f"{name}={text}" for name, text in texts.items())
 

@@ -35,15 +35,15 @@ class Kept:
     `meaning` identifies the code that the items run, each on `size` ranks. With `fresh`, results and checkpoints of
     earlier runs are not used. With `keep`, those of the last run of other code are used, too, now and in later runs of
     this code. Results are written in threads. `news` holds notices for the user, which the pool takes out and records.
-    When an earlier result is used for the first time, `told_if_used` is added to `news`. Raises PathError or
+    When an earlier result is used for the first time, `notice_if_used` is added to `news`. Raises PathError or
     CheckpointError if the directory cannot be read.
     """
 
     def __init__(self, path: str, meaning: Meaning, size: int, *, fresh: bool = False, keep: bool = False) -> None:
         self.location: Location = locate(path).anchored()
         self.news: collections.deque[str] = collections.deque()
-        self._told: set[str] = set()
-        self.told_if_used = f"items with a result in {self.location.written} do not run again (--fresh runs all)"
+        self._notices: set[str] = set()
+        self.notice_if_used = f"items with a result in {self.location.written} do not run again (--fresh runs all)"
         self.fresh = fresh
         self._meaning = meaning
         self._size = size
@@ -82,8 +82,8 @@ class Kept:
 
     def find(self, key: str) -> tuple[Any, Result] | None:
         """Return the value and the result that an earlier run has kept under `key`; None if the item has to run."""
-        found = self._results.read(self._own_or_other(key, self._there)) if self._there else None
-        if found is None:
+        result = self._results.read(self._own_or_other(key, self._there)) if self._there else None
+        if result is None:
             if self._only_older or key.partition("-")[0] in self._dropped:
                 self._tell_once(self._why_dropped())
                 self._dropped.clear()
@@ -91,19 +91,19 @@ class Kept:
             return None
         try:
             # Unpickling is safe: read() returns only results that are signed with this user's secret.
-            value = unpack_value(found.parts[0], found.parts[1:]).value
+            value = unpack_value(result.parts[0], result.parts[1:]).value
         except Exception as error:  # of any type: rebuilding the value runs code of its class
-            self.news.append(f"the kept value of {found.name} cannot be rebuilt here ({error}): the item runs again")
+            self.news.append(f"the kept value of {result.name} cannot be rebuilt here ({error}): the item runs again")
             return None
         if not self._used:
-            self.news.append(self.told_if_used)
+            self.news.append(self.notice_if_used)
         self._used = True
-        return value, found
+        return value, result
 
     def keep(self, item: Item, ended: Ended, over: ItemRecord) -> None:
         """Have a thread write the result of an item, without waiting for it. `over` is the item's record."""
-        told = ended.text, ended.metrics, ended.seconds, ended.pruned
-        result = Result(ended.packed, item.name, *told, over.curves, over.by)
+        outcome = ended.text, ended.metrics, ended.seconds, ended.pruned
+        result = Result(ended.packed, item.name, *outcome, over.curves, over.by)
         written = self._writers.submit(self._write, item.key, result)
         self._unwritten.add(written)
         written.add_done_callback(self._unwritten.discard)
@@ -119,7 +119,7 @@ class Kept:
 
     def close(self) -> None:
         """Wait until the results that threads are writing have been written. The other results are not kept."""
-        left = [each for each in self._unwritten.copy() if each.cancel()]
+        left = [future for future in self._unwritten.copy() if future.cancel()]
         if left:
             self.news.append(f"{describe.counted(len(left), 'result')} could not be kept, because the run was stopped")
         self._writers.shutdown()
@@ -174,8 +174,8 @@ class Kept:
         return f"{describe.counted(count, 'result')} in {self.location.written} {'is' if count == 1 else 'are'}"
 
     def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._notices:
+            self._notices.add(text)
             self.news.append(text)
 
     def _write(self, key: str, result: Result) -> None:

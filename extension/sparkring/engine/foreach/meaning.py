@@ -39,5 +39,5 @@ def meaning_of(
     """
     contents = Contents(namespace, hidden)
     parts, incomparable = contents.parts(used)
-    parts |= {name: digest([meaning(source) for source in each]) for name, each in sources.items()}
+    parts |= {name: digest([meaning(source) for source in code]) for name, code in sources.items()}
     return Meaning({"": PYTHON, **parts}, incomparable, contents)

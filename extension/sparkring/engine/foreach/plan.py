@@ -159,8 +159,10 @@ class Plan:
                 f"With {self._running(self.fits)} at once, the run would not be faster: each process has {imports}."
             )
         if self.rule_bytes is not None:
-            each = self.rule_bytes // (2 * self.batch_size * self.parameters)
-            factors = f"{self.parameters:,} parameters × {each} bytes × 2 × batch size {self.batch_size} × 1 step held"
+            value_bytes = self.rule_bytes // (2 * self.batch_size * self.parameters)
+            factors = (
+                f"{self.parameters:,} parameters × {value_bytes} bytes × 2 × batch size {self.batch_size} × 1 step held"
+            )
             notes.append(f"The rule of thumb is {factors}. The measured memory is more reliable.")
         return notes
 

@@ -141,7 +141,7 @@ class Pool:
         """Take the next item from the user's iterable, which may take a long time or raise an error."""
         try:
             with self._interrupts.let_through():
-                found = self._items.take()
+                item = self._items.take()
         except KeyboardInterrupt:
             self._interrupts.request()
             return
@@ -149,21 +149,21 @@ class Pool:
             self.error = error.with_traceback(_without_ours(error.__traceback__))
             self._schedule.exhausted = True
             return
-        if found is None:
+        if item is None:
             self._schedule.exhausted = True
-        elif isinstance(found, Problem):
+        elif isinstance(item, Problem):
             self._schedule.has_failed = True
-            begun = events.ItemStarted(time.time(), found.number, found.name, -1)
-            self._tell([begun, self._over(found.number, Ended(failure=found.failure), "failed")])
-        elif not self._was_kept(found):
-            self._schedule.add(found)
+            begun = events.ItemStarted(time.time(), item.number, item.name, -1)
+            self._tell([begun, self._over(item.number, Ended(failure=item.failure), "failed")])
+        elif not self._was_kept(item):
+            self._schedule.add(item)
 
     def _was_kept(self, item: Item) -> bool:
         """If an earlier run kept the item's result, record it and return True: the item need not run."""
-        found = None if self._kept is None else self._kept.find(item.key)
-        if found is None:
+        kept = None if self._kept is None else self._kept.find(item.key)
+        if kept is None:
             return False
-        value, result = found
+        value, result = kept
         self.values[item.number] = value
         now = time.time()
         begun = events.ItemStarted(now, item.number, item.name, -1, parameters=item.parameters)
@@ -180,7 +180,7 @@ class Pool:
         )
         self._tell([begun, over])
         ending: events.ItemEnding = "pruned" if result.pruned else "kept"
-        self._told(lambda steering: steering.ended(item.number, ending, result.metrics), None)
+        self._ask_steering(lambda steering: steering.ended(item.number, ending, result.metrics), None)
         return True
 
     def _assign(self, places: list[int]) -> None:
@@ -212,29 +212,29 @@ class Pool:
 
     def _listen(self, *, wait: bool = True) -> None:
         """Poll the slots that have something to report, and record their events. With `wait`, first wait a moment."""
-        found: list[Event] = []
+        news: list[Event] = []
         try:
             for slot in self._slots.with_news(wait=wait):
                 try:
-                    while self._hear(slot, found):
+                    while self._hear(slot, news):
                         pass
                 except LaunchError as error:
                     self._not_started(slot, error)
                     self._take_back(slot)
         finally:  # record them even if the run ends because ranks cannot be started: other items may have ended
-            self._tell(found)
+            self._tell(news)
 
-    def _hear(self, slot: Slot, found: list[Event]) -> bool:
-        """Poll a slot, and add its events to `found`. Return whether one attempt has ended and another follows."""
+    def _hear(self, slot: Slot, collected: list[Event]) -> bool:
+        """Poll a slot, and add its events to `collected`. Return whether one attempt has ended and another follows."""
         news = slot.poll()
-        found += news
+        collected += news
         self._steer(slot, news)
         attempt, ended = slot.attempt, slot.ended()
         self._take_back(slot)
         if attempt is None or ended is None:
             return False
         self._slots.started()
-        found += self._ended(attempt, ended)
+        collected += self._ended(attempt, ended)
         return slot.attempt is not None
 
     def _take_back(self, slot: Slot) -> None:
@@ -248,10 +248,10 @@ class Pool:
         reports = [event for event in news if isinstance(event, events.Metrics) and event.rank == first]
         if reports and slot.attempt is not None:
             number = slot.attempt.item.number
-            if self._told(lambda steering: any(steering.reported(number, each) for each in reports), False):
+            if self._ask_steering(lambda steering: any(steering.reported(number, report) for report in reports), False):
                 slot.end_item()
 
-    def _told(self, tell: Callable[[Steering], _Answer], otherwise: _Answer) -> _Answer:
+    def _ask_steering(self, tell: Callable[[Steering], _Answer], otherwise: _Answer) -> _Answer:
         """Return `tell(iterator)` for the steering iterator, or `otherwise` if there is no such iterator.
 
         If the steering iterator raises an error, the run ends as if the iterable had raised this error.
@@ -268,10 +268,10 @@ class Pool:
     def _ended(self, attempt: Attempt, ended: Ended) -> list[Event]:
         limit, number = self._schedule.limit, attempt.item.number
         if ended.pruned:
-            value = self._told(lambda steering: ended.metrics[steering.metric], None)
+            value = self._ask_steering(lambda steering: ended.metrics[steering.metric], None)
             ended = ended._replace(value=value, text=short_repr(value), packed=(pickle.dumps(value),))
         elif ended.failure is None:
-            failure = self._told(lambda steering: steering.problem(number, ended.metrics), None)
+            failure = self._ask_steering(lambda steering: steering.problem(number, ended.metrics), None)
             ended = ended._replace(failure=failure)
         for notice in ended.notices:
             if notice not in self._noticed:
@@ -294,19 +294,19 @@ class Pool:
             assert ended.failure is not None
             self.failures[number] = ended.failure
         if ending != "again":
-            self._told(lambda steering: steering.ended(number, ending, ended.metrics), None)
+            self._ask_steering(lambda steering: steering.ended(number, ending, ended.metrics), None)
         return events.ItemEnded(time.time(), number, ending, ended.text, ended.failure, seconds=ended.seconds)
 
-    def _tell(self, found: list[Event]) -> None:
+    def _tell(self, news: list[Event]) -> None:
         """Record the events. If the number of items, or how many run at once, has changed, record that change first."""
         total, up = self._items.total, self._slots.up
         planned = events.ItemsPlanned(time.time(), self._schedule.limit, self._size, total, up)
         if self._planned is None or planned[1:] != self._planned[1:]:
             self._planned = planned
-            found.insert(0, planned)
-        self._recorder.add(found)
+            news.insert(0, planned)
+        self._recorder.add(news)
         over = 0
-        for event in found:
+        for event in news:
             if isinstance(event, events.ItemStarted):
                 self._begun_until = max(self._begun_until, event.item + 1)
             elif isinstance(event, events.ItemMeasured):
@@ -345,8 +345,11 @@ class Pool:
         items = self._recorder.record.items
         self._tell([self._over(item.item, Ended(), "stopped") for item in (items.running if items else ())])
         self._items.forget_from(self._begun_until)
-        self._told(lambda steering: steering.close(), None)
-        if not self._interrupts.seen and (summary := self._told(lambda steering: steering.summary(), None)) is not None:
+        self._ask_steering(lambda steering: steering.close(), None)
+        if (
+            not self._interrupts.seen
+            and (summary := self._ask_steering(lambda steering: steering.summary(), None)) is not None
+        ):
             self._tell([summary])
 
     def _finish_writing(self, kept: Kept) -> None:

@@ -372,9 +372,9 @@ class ForeachRun:
         if pool.error is not None:
             failure = as_failure(pool.error)
             taken = describe.counted(self.prepared.items.taken, "item")
-            said = f"the iterable raised {failure.summary} after {taken}; the results are in sparkring.last_result."
-            return RunFailed(f"{said}\n\n{failure.traceback}".rstrip(), record=record, values=values)
+            text = f"the iterable raised {failure.summary} after {taken}; the results are in sparkring.last_result."
+            return RunFailed(f"{text}\n\n{failure.traceback}".rstrip(), record=record, values=values)
         if pool.failures:
-            said = describe.explain_items(record, self.kept_words or _RESULTS)
-            return ItemsFailed(said, record=record, values=values)
+            text = describe.explain_items(record, self.kept_words or _RESULTS)
+            return ItemsFailed(text, record=record, values=values)
         return None

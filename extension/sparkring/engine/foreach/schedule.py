@@ -96,9 +96,9 @@ class Schedule:
         slot is tried again in another.
         """
         free, given = list(free), []
-        while self._waiting and not self.called_off and (found := self._allowed(free)):
+        while self._waiting and not self.called_off and (candidates := self._allowed(free)):
             attempt = self._waiting.pop(0)
-            slot = next((each for each in found if each != attempt.slot), found[0])
+            slot = next((candidate for candidate in candidates if candidate != attempt.slot), candidates[0])
             free.remove(slot)
             given.append(attempt._replace(slot=slot, limit=self.limit))
             self.running.setdefault(slot, []).append(given[-1])

@@ -216,26 +216,26 @@ class Slot:
 
     def poll(self) -> list[Event]:
         """Return what has happened since the last call, as events of the run."""
-        found: list[Event] = []
+        news: list[Event] = []
         for event in self._gang.poll(0.0) if self._gang is not None else ():
             match event:
                 case events.RankStarted():
                     if not self._items:  # a gang's rank is recorded once, with the gang's first item
-                        found.append(self._renumbered(event))
+                        news.append(self._renumbered(event))
                     if event.rank == self._settings.size - 1:
-                        found.append(self._begun())
+                        news.append(self._begun())
                 case events.RankFinished(rank=0):
                     self._text = event.value
                 case events.StackTaken(rank=0):
                     self._line = event.cell_line
                 case events.Displayed() if self.attempt is not None:
-                    found.append(self._renumbered(event._replace(item=self.attempt.item.number)))
+                    news.append(self._renumbered(event._replace(item=self.attempt.item.number)))
                 case _ if isinstance(event, Kept):
                     if isinstance(event, events.Metrics):
                         # In a ring, reports of the first rank take precedence over those of other ranks.
                         old, new = self._metrics, event.values
                         self._metrics = {**new, **old} if event.rank else {**old, **new}
-                    found.append(self._renumbered(event))
+                    news.append(self._renumbered(event))
         while self._ahead and self._ahead[0][1].given_back:
             self.given_back.append(self._ahead.popleft()[0])
             self._depth = 1
@@ -244,7 +244,7 @@ class Slot:
             self.retire(kill=True)  # the gang died while waiting for an item
         self._watch_the_time()
         self._watch_the_end()
-        return found
+        return news
 
     def ended(self) -> Ended | None:
         """Return how the attempt has ended; None while it runs. Retire the gang if it cannot run another item."""
@@ -252,38 +252,38 @@ class Slot:
         if gang is None or execution is None or self.attempt is None:
             return None
         if execution.done:
-            found = self._finished(execution)
+            outcome = self._finished(execution)
             keep = not gang.deaths
         elif execution.failures and not (self._kill_at or self._released):
             if execution.failed_rank is None:
                 return None  # a report that explains the failure may still arrive
             failure = execution.failures[execution.failed_rank]
-            found = Ended(failure=failure, seconds=execution.seconds)
+            outcome = Ended(failure=failure, seconds=execution.seconds)
             usable = (
                 failure.is_exception and failure.cause != "out of memory" and not (failure.gpu and failure.gpu.is_final)
             )
             keep = usable and not (gang.deaths or execution.running)
         elif self._end_at and (not execution.running or time.monotonic() > self._end_at + END_GRACE_S):
-            found = Ended(metrics=self._metrics, seconds=execution.seconds, pruned=True)
+            outcome = Ended(metrics=self._metrics, seconds=execution.seconds, pruned=True)
             keep = not (gang.deaths or execution.running)
         elif self._kill_at and (not execution.running or time.monotonic() > self._kill_at):
-            found, keep = Ended(failure=self._too_late()), False
+            outcome, keep = Ended(failure=self._too_late()), False
         elif execution.stopped and not (execution.running or self._run_ends):
-            found, keep = Ended(failure=_INTERRUPTED, seconds=execution.seconds), False
+            outcome, keep = Ended(failure=_INTERRUPTED, seconds=execution.seconds), False
         else:
             return None
         self._items += 1
-        self._failed_item = self.attempt.item.number if found.failure is not None else None
+        self._failed_item = self.attempt.item.number if outcome.failure is not None else None
         if not keep:
             self.retire(kill=True)
-            return found
+            return outcome
         is_used_up = self._is_used_up(execution)
-        ended_well = found.failure is None and not is_used_up
+        ended_well = outcome.failure is None and not is_used_up
         self._depth = self._next_depth(self.attempt, execution.seconds) if ended_well else 1
         self._begin(*(self._ahead.popleft() if self._ahead else (None, None)))
         if is_used_up and not self.load:
             self.retire()
-        return found
+        return outcome
 
     def _next_depth(self, attempt: Attempt, seconds: float) -> int:
         """Return how many attempts the slot may have after `attempt`, which took `seconds`."""
@@ -318,7 +318,7 @@ class Slot:
         gang, self._gang = self._gang, None
         if gang is None:
             return
-        self._retiring = [each for each in self._retiring if each.is_alive()]
+        self._retiring = [other for other in self._retiring if other.is_alive()]
         while len(self._retiring) >= RETIRING:
             self._retiring.pop(0).join()
         thread = threading.Thread(target=_end, args=(gang, kill), name="sparkring-retire", daemon=True)
@@ -328,12 +328,12 @@ class Slot:
     @property
     def ending(self) -> bool:
         """Whether a retired gang is still ending."""
-        return any(each.is_alive() for each in self._retiring)
+        return any(thread.is_alive() for thread in self._retiring)
 
     def join(self) -> None:
         """Wait until all retired gangs have ended."""
-        for each in self._retiring:
-            each.join()
+        for thread in self._retiring:
+            thread.join()
 
     def _begun(self) -> events.ItemStarted:
         """Record that all ranks have been sent the item, so that its time begins. Return the event that says this."""

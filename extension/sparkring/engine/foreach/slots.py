@@ -39,7 +39,7 @@ class Slots:
         self._look_at = 0.0
         self._failed_starts = 0
         self._start_at = 0.0
-        self._start_told = ""  # the last notice of a failed start
+        self._start_notice = ""  # the last notice of a failed start
         # When to tell the user what ranks are waiting for; None if none are waiting, or if the user has been told.
         self._short_at: float | None = None
         self._short_told = False
@@ -141,10 +141,10 @@ class Slots:
             self._failed_starts += not (self._queues and isinstance(error, SlotsError))  # without slots, the run waits
             if self._failed_starts >= STARTS_TRIED:
                 raise error
-            told = f"{describe.first_line(str(error))} sparkring will try again."
-            if told != self._start_told:
-                self._start_told = told
-                self._notice(told, "")
+            notice = f"{describe.first_line(str(error))} sparkring will try again."
+            if notice != self._start_notice:
+                self._start_notice = notice
+                self._notice(notice, "")
             self._start_at = time.monotonic() + START_PAUSE_S * max(1, self._failed_starts)
         slot.retire(kill=True)
 

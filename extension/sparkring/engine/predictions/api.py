@@ -95,11 +95,11 @@ class Predictions:
     record: RunRecord
 
     def __repr__(self) -> str:
-        found = f"{describe.counted(self.rows, 'row')} in {describe.counted(self.parts, 'file')} in {self.path}"
+        amount = f"{describe.counted(self.rows, 'row')} in {describe.counted(self.parts, 'file')} in {self.path}"
         without = f", {self.nulls:,} without a prediction" if self.nulls else ""
         earlier = self.rows - self.rows_scored
         before = f", {describe.counted(earlier, 'row')} of them from an earlier run" if earlier else ""
-        return f"Predictions({found}{without}{before}; {describe.duration(self.seconds)})"
+        return f"Predictions({amount}{without}{before}; {describe.duration(self.seconds)})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
@@ -276,41 +276,41 @@ def _prepared(
     kept = dataset.columns if columns is None else tuple(dict.fromkeys(columns))
     inputs, source, kinds = settings.described(dataset.name), settings.source(), settings.kinds()
     kinds = settings.with_version(kinds, "bigint") if kinds else {}
-    found = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
+    new_columns = tuple(_output(name, kind, several=len(kinds) > 1) for name, kind in kinds.items())
     probe = settings.probed(source, inputs, first_rows(dataset, used, PROBED_ROWS)) if settings.probe else None
     if probe is not None:
-        if not found:
+        if not new_columns:
             inferred = settings.with_version(outputs.types_of(probe.results, (), probe.rows), pa.int64())
-            found = tuple(Output(name, kind, str(kind), len(inferred) > 1) for name, kind in inferred.items())
-        outputs.columns_of(probe.results, settings.of_model(found), probe.rows)
-    elif not found:
+            new_columns = tuple(Output(name, kind, str(kind), len(inferred) > 1) for name, kind in inferred.items())
+        outputs.columns_of(probe.results, settings.of_model(new_columns), probe.rows)
+    elif not new_columns:
         why = "none of the first rows can become arrays"
         if not settings.probe:
             why = "with probe=False the model is not tried on any rows"
         raise OptionsError(
             f"the type of the predictions is not known, because {why}: set the type, as in returns='float'."
         )
-    settings.check_new(found, kept, "the data", ", or leave the column out with columns=[…]")
+    settings.check_new(new_columns, kept, "the data", ", or leave the column out with columns=[…]")
     is_saved = isinstance(source, Saved)
-    name = source.told
+    name = source.label
     belongs = {
         "data": dataset.version,
         "model": version_of(settings.make_model if is_saved else settings.model, name),
         "transform": version_of(settings.transform),
         "settings": digest(
             list(settings.groups.items()), settings.by_name, settings.fill, settings.raw, str(settings.dtype),
-            str(found), settings.batch_size, settings.on_error, settings.autocast_name, settings.key, kept,
+            str(new_columns), settings.batch_size, settings.on_error, settings.autocast_name, settings.key, kept,
         ),
     }  # fmt: skip
     code = f"sparkring.predict({dataset.name!r}, {name}, inputs={settings.inputs!r}, to={destination.folder.written!r})"
     version = f"# {dataset.rows:,} rows in {describe.counted(len(dataset.files), 'file')}, version {dataset.version}"
-    scorer = settings.scorer(source, inputs, found, small=probe is not None and probe.small)
+    scorer = settings.scorer(source, inputs, new_columns, small=probe is not None and probe.small)
     return _Scoring(dataset, scorer, used, kept, destination, belongs, name, f"{code}\n{version}")
 
 
 def _is_path(data: Any) -> bool:
-    each = data if isinstance(data, list | tuple) else [data]
-    return bool(each) and all(isinstance(path, str | os.PathLike) for path in each)
+    paths = data if isinstance(data, list | tuple) else [data]
+    return bool(paths) and all(isinstance(path, str | os.PathLike) for path in paths)
 
 
 def _dataset(data: Any, used: Sequence[str], columns: Sequence[str] | None) -> Dataset:
@@ -358,7 +358,7 @@ def _arrow_type(kind: str, written: str) -> pa.DataType:
         if inner is not None and name == "struct":
             fields = [re.fullmatch(r"\s*(?:`(.+?)`|(\w+))\s*[:\s]\s*(.+)", part, re.DOTALL) for part in _parts(inner)]
             if all(fields):
-                return pa.struct([(each[1] or each[2], _arrow_type(each[3], written)) for each in fields if each])
+                return pa.struct([(field[1] or field[2], _arrow_type(field[3], written)) for field in fields if field])
     raise OptionsError(
         f"returns: {written!r} is not a type that predict() can write: use one of {', '.join(_TYPES)}, decimal(10,2), "
         "or array, map and struct of these, as in array<float> or struct<label:string,score:float>."
@@ -403,20 +403,20 @@ def _run_of(scoring: _Scoring, packed: Any, np: int, background: bool) -> tuple[
     job = Job(dataset, scoring.used, scoring.kept, outputs, batch_size, folder, *process)
     at_once = min(abs(np), len(parts))
     addresses = gpus.visible()[:at_once] if here else []
-    each = 1 / math.ceil(at_once / len(addresses)) if addresses else None  # spreads the ranks over all GPUs
+    gpus_each = 1 / math.ceil(at_once / len(addresses)) if addresses else None  # spreads the ranks over all GPUs
     options = ForeachOptions(
         np=-at_once if here else at_once,
         fail_fast=True,
         background=background,
         checkpoint_dir=unfinished.written,
-        gpus=each,
+        gpus=gpus_each,
     )
     title = f"predict {scoring.dataset.name} with {scoring.model}"
     prepared = foreach_run.prepare(ForeachSpec(Call(job), parts, options, title=title, code=scoring.code))
     # The directory belongs to this run only, and is removed when the run has finished.
     prepared = prepared._replace(started=prepared.started._replace(checkpoint_dir="", captured=()), stay=True)
     assert prepared.kept is not None
-    prepared.kept.told_if_used = f"parts that an earlier run has written to {unfinished.written} are used"
+    prepared.kept.notice_if_used = f"parts that an earlier run has written to {unfinished.written} are used"
     shares = [[address] for address in addresses] or [[]]
     return open_items(prepared), [ModelProcess(*process, share) for share in shares]
 
@@ -466,8 +466,8 @@ def _carried_out(scoring: _Scoring, run: ForeachRun, processes: Sequence[ModelPr
             process.end()
         destination.release()
     record = run.recorder.record
-    rows = sum(each.rows for each in written.values())
-    nulls = sum(each.nulls for each in written.values())
+    rows = sum(part.rows for part in written.values())
+    nulls = sum(part.nulls for part in written.values())
     scored = sum(written[number].rows for number in _ran(record))
     seconds = record.ended - record.started
     return Predictions(destination.folder.written, rows, len(written), nulls, seconds, scored, record)
@@ -475,7 +475,7 @@ def _carried_out(scoring: _Scoring, run: ForeachRun, processes: Sequence[ModelPr
 
 def _ran(record: RunRecord) -> list[int]:
     """Return the numbers of the parts that this run has written."""
-    return [] if record.items is None else [each.item for each in record.items.known if each.state == "finished"]
+    return [] if record.items is None else [item.item for item in record.items.known if item.state == "finished"]
 
 
 def _summary(record: RunRecord, values: Mapping[int, Written]) -> str:
@@ -483,8 +483,8 @@ def _summary(record: RunRecord, values: Mapping[int, Written]) -> str:
     ran = {number: values[number] for number in _ran(record)}
     if not ran:
         return "all parts were already complete"
-    rows, seconds = sum(each.rows for each in ran.values()), max(time.time() - record.started, 1e-6)
-    loads = {each.process: each.load_s for each in ran.values() if each.process}
+    rows, seconds = sum(part.rows for part in ran.values()), max(time.time() - record.started, 1e-6)
+    loads = {part.process: part.load_s for part in ran.values() if part.process}
     loaded = f"model loaded in {', '.join(describe.duration(load_s) for load_s in loads.values())}" if loads else ""
     slowest = max(ran, key=lambda number: ran[number].seconds)
     return describe.dotted(

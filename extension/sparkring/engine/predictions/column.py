@@ -102,29 +102,29 @@ def returned(kinds: Mapping[str, str | DataType], session: SparkSession, *, stru
     """
     from pyspark.sql.types import StructField, StructType
 
-    found = {name: _spark_type(name, kind, session) for name, kind in kinds.items()}
-    schema = StructType([StructField(name, kind) for name, kind in found.items()])
-    of_struct = struct or len(found) > 1
+    types = {name: _spark_type(name, kind, session) for name, kind in kinds.items()}
+    schema = StructType([StructField(name, kind) for name, kind in types.items()])
+    of_struct = struct or len(types) > 1
     outputs = tuple(
-        Output(field.name, field.type, found[field.name].simpleString(), of_struct)
+        Output(field.name, field.type, types[field.name].simpleString(), of_struct)
         for field in arrow_types(schema, session)
     )
-    return Returned(schema if of_struct else next(iter(found.values())), outputs)
+    return Returned(schema if of_struct else next(iter(types.values())), outputs)
 
 
 def spark_types(kinds: Mapping[str, pa.DataType]) -> dict[str, DataType]:
     """Return the Spark types for the Arrow types of columns. Raise DataError if Spark has no type for one of them."""
     from pyspark.sql.pandas.types import from_arrow_type
 
-    found = {}
+    types = {}
     for name, kind in kinds.items():
         try:
-            found[name] = from_arrow_type(kind)
+            types[name] = from_arrow_type(kind)
         except Exception as error:  # pyspark has several classes for this error
             raise DataError(
                 f"the model returned {kind} for `{name}`, but Spark has no such type: set a Spark type with returns=…."
             ) from error
-    return found
+    return types
 
 
 def _spark_type(name: str, kind: Any, session: SparkSession) -> DataType:

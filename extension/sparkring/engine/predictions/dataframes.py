@@ -63,8 +63,8 @@ def predict_frame(data: DataFrame, settings: Settings, *, idle_s: float = IDLE_S
         probe = settings.probed(source, inputs, rows)
     if probe is not None:
         if result is None:
-            found = settings.with_version(outputs.types_of(probe.results, (), probe.rows), pa.int64())
-            result = returned(spark_types(found), session, struct=False)
+            inferred = settings.with_version(outputs.types_of(probe.results, (), probe.rows), pa.int64())
+            result = returned(spark_types(inferred), session, struct=False)
         outputs.columns_of(probe.results, settings.of_model(result.outputs), probe.rows)
     if result is None:
         why = "the DataFrame is empty" if rows is None else "none of the first rows can become arrays"
@@ -103,12 +103,12 @@ def _columns(data: DataFrame, types: pa.Schema, fill: Mapping[str, Any]) -> list
     from pyspark.sql import functions
 
     fields = {field.name: field for field in data.schema.fields}
-    found = []
+    columns = []
     for name, kind in zip(types.names, types.types, strict=True):
         column = for_array(fields[name])
         column = functions.col(quoted(name)) if column is None else column
-        found.append(_filled(column, fields[name].dataType, kind, fill.get(name)))
-    return found
+        columns.append(_filled(column, fields[name].dataType, kind, fill.get(name)))
+    return columns
 
 
 def _filled(column: Column, spark_kind: DataType, kind: pa.DataType, value: Any) -> Column:
@@ -153,8 +153,8 @@ def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session:
 
     If it is certain that the DataFrame has all rows of its files, this process reads the rows without a Spark job.
     """
-    if files is not None and not files.filtered and (found := files.first_rows(PROBED_ROWS)) is not None:
-        return found
+    if files is not None and not files.filtered and (batch := files.first_rows(PROBED_ROWS)) is not None:
+        return batch
     try:
         rows = interruptibly(session.sparkContext, "the first rows for predict()", lambda: used.take(PROBED_ROWS), tell)
     except KeyboardInterrupt:
@@ -186,8 +186,8 @@ def _described(
     probed = (
         f"\n# The model has scored the first {counted(len(rows), 'row')} in the notebook." if rows is not None else ""
     )
-    code = f"sparkring.predict({name}, {source.told}, inputs={settings.inputs!r})\n# {first_line(about, 300)}{probed}"
-    return f"predict {name} with {source.told}", code
+    code = f"sparkring.predict({name}, {source.label}, inputs={settings.inputs!r})\n# {first_line(about, 300)}{probed}"
+    return f"predict {name} with {source.label}", code
 
 
 def _with(data: DataFrame, column: Column, result: Returned) -> DataFrame:

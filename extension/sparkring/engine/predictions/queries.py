@@ -75,17 +75,17 @@ class _Partition:
 
     @property
     def rows(self) -> int:
-        return sum(each.rows for each in self.connections.values())
+        return sum(connection.rows for connection in self.connections.values())
 
     @property
     def seconds(self) -> float:
-        return max(each.seconds for each in self.connections.values())
+        return max(connection.seconds for connection in self.connections.values())
 
     @property
     def state(self) -> str:
         """The state of the attempt. A task has several connections if Spark computes the column in several places."""
-        found = {each.state for each in self.connections.values()}
-        return next(state for state in ("running", "failed", "closed", "finished") if state in found)
+        states = {connection.state for connection in self.connections.values()}
+        return next(state for state in ("running", "failed", "closed", "finished") if state in states)
 
 
 class _Query:
@@ -131,7 +131,7 @@ class _Query:
             if self._gpus.get((process, address)) != gpu:
                 self._gpus[process, address] = gpu
                 self._events.append(events.ModelGpuUsed(self._last, report.host, report.pid, gpu))
-        changed = {id(each): each for each in self._waiting}
+        changed = {id(waiting): waiting for waiting in self._waiting}
         for task in tasks:
             self._scored[process, task.connection] = task
             partition = self._partition(task)
@@ -141,15 +141,17 @@ class _Query:
                 partition.attempt += 1
             partition.connections[process, task.connection] = task
             changed[id(partition)] = partition
-        self._waiting = [each for each in changed.values() if not each.is_over and not self._show(each, report)]
+        self._waiting = [
+            candidate for candidate in changed.values() if not candidate.is_over and not self._show(candidate, report)
+        ]
         self._save()
 
     def lose(self, report: ModelUsed) -> None:
         """Record that a process has disconnected. A process that was killed cannot report how its tasks ended."""
         for partition in self._partitions.values():
-            for key, each in partition.connections.items():
-                if key[0] == _process(report) and each.state == "running":
-                    partition.connections[key] = each._replace(state="closed")
+            for key, connection in partition.connections.items():
+                if key[0] == _process(report) and connection.state == "running":
+                    partition.connections[key] = connection._replace(state="closed")
         self._events += self._serving.end(self._last, report)
 
     def _note_load(self, process: str, report: ModelUsed, gpus: Iterable[str]) -> None:
@@ -191,7 +193,9 @@ class _Query:
         if partition.state == "finished":
             self._leave(partition, "finished")
         elif partition.state == "failed":
-            error = next(each.error for each in partition.connections.values() if each.state == "failed")
+            error = next(
+                connection.error for connection in partition.connections.values() if connection.state == "failed"
+            )
             partition.failure = Failure("exception", error)
             self._leave(partition, "again")
         return True
@@ -226,8 +230,8 @@ class _Query:
 
     def _save(self) -> None:
         """Pass the new events on to the record, all at once."""
-        found, self._events = self._events, []
-        self.recorder.add(found)
+        news, self._events = self._events, []
+        self.recorder.add(news)
 
     # ── The end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -238,7 +242,7 @@ class _Query:
 
     def is_active(self) -> bool:
         """Return whether a task is connected, or Spark is still running one of the stages."""
-        if any(each.state == "running" for each in self._partitions.values()):
+        if any(partition.state == "running" for partition in self._partitions.values()):
             return True
         with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
             return not self._first_item.keys().isdisjoint(self._context.statusTracker().getActiveStageIds())
@@ -248,17 +252,21 @@ class _Query:
         """Close the record. A task whose connection was closed counts as finished if its stage is complete."""
         infos = {stage: self._stage(stage) for stage in self._first_item}
         complete = {stage: not info or info.numCompletedTasks >= info.numTasks for stage, info in infos.items()}
-        for (stage, _), each in self._partitions.items():
-            if each.is_over:
+        for (stage, _), partition in self._partitions.items():
+            if partition.is_over:
                 continue
-            if each.slot is None:
-                self._events.append(events.ItemStarted(self._last, each.item, each.name, -1, each.attempt))
-            each.slot = None
-            self._end_item(each, "failed" if each.state == "failed" else "finished" if complete[stage] else "stopped")
+            if partition.slot is None:
+                self._events.append(
+                    events.ItemStarted(self._last, partition.item, partition.name, -1, partition.attempt)
+                )
+            partition.slot = None
+            self._end_item(
+                partition, "failed" if partition.state == "failed" else "finished" if complete[stage] else "stopped"
+            )
         self._events += self._serving.end(self._last)
         outcome: events.Ending = "finished"
         if not all(complete.values()):
-            failed = any(each.failure and each.state == "failed" for each in self._partitions.values())
+            failed = any(partition.failure and partition.state == "failed" for partition in self._partitions.values())
             outcome = "failed" if failed else "interrupted"
         elif self._partitions:  # partitions without rows do not count, since no model process saw them
             self._events.append(events.ItemsPlanned(self._last, self._at_once, total=len(self._partitions)))
@@ -266,7 +274,7 @@ class _Query:
         summary, seconds = self._summary(), self._last - self.recorder.record.started
         if outcome == "finished" and not (self.recorder.record.warm and seconds < QUICK_S):
             self.recorder.notice(summary)
-        errors = [each.failure.summary for each in self._partitions.values() if each.failure]
+        errors = [partition.failure.summary for partition in self._partitions.values() if partition.failure]
         message = describe.dotted(summary, *errors[:1]) if outcome == "failed" else summary
         self.recorder.close(outcome, message, at=self._last)
 
@@ -283,7 +291,7 @@ class _Query:
         changes = self._serving.changes
         rates = ", ".join(f"{host} {count / seconds:,.0f}" for host, count in rows.items()) if len(rows) > 1 else ""
         loads = [load_s for load_s in self._loads.values() if load_s is not None]
-        slowest = max(self._partitions.values(), key=lambda each: each.seconds, default=None)
+        slowest = max(self._partitions.values(), key=lambda partition: partition.seconds, default=None)
         return describe.dotted(
             f"{describe.counted(rows.total(), 'row')} scored in {describe.duration(seconds)}",
             f"{rows.total() / seconds:,.0f} rows/s" + (f" ({rates})" if rates else ""),
@@ -411,7 +419,7 @@ class _Watch:
                     return
         self._closing.wait(_LAST_REPORT_S)
         with self._changing:
-            for name in [name for name, each in queries.items() if each is query]:
+            for name in [name for name, other in queries.items() if other is query]:
                 queries.pop(name).end()
 
     def _end_over(self, queries: dict[str | None, _Query]) -> None:

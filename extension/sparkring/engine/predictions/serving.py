@@ -42,17 +42,17 @@ class Serving:
     @property
     def changes(self) -> int:
         """How many newer checkpoints a process has used; the largest number if there are several processes."""
-        return max((each.used.earlier for each in self._processes.values()), default=0)
+        return max((process.used.earlier for process in self._processes.values()), default=0)
 
     @property
     def stream(self) -> str:
         """Spark's id of the streaming query that has used a process last; '' before the first one."""
-        return next((each.used.stream for each in reversed(self._processes.values()) if each.used.stream), "")
+        return next((process.used.stream for process in reversed(self._processes.values()) if process.used.stream), "")
 
     def rows(self) -> Iterator[tuple[str, int, int]]:
         """Yield the host, the scored rows and the rows without a prediction of each process."""
-        for each in self._processes.values():
-            yield each.host, each.used.rows, each.used.nulls
+        for process in self._processes.values():
+            yield process.host, process.used.rows, process.used.nulls
 
     def add(self, report: ModelUsed, used: CheckpointUsed, now: float) -> Iterator[events.Event]:
         """Yield the events for a report about the checkpoint that a process uses."""
@@ -86,7 +86,7 @@ class Serving:
                 yield events.ItemEnded(now, process.item, "finished", seconds=now - process.began)
 
     def _free_slot(self) -> int | None:
-        taken = {each.slot for each in self._processes.values() if not each.is_over}
+        taken = {process.slot for process in self._processes.values() if not process.is_over}
         return next((slot for slot in range(self._at_once) if slot not in taken), None)
 
     def _begin(self, process: _Process, report: ModelUsed, now: float) -> Iterator[events.Event]:

@@ -24,7 +24,7 @@ from sparkring.worker.model.inputs import Described
 from sparkring.worker.model.outputs import Output
 from sparkring.worker.model.predictors import Autocast
 from sparkring.worker.model.saved import Followed, Saved
-from sparkring.worker.model.scorer import OnError, Source, told
+from sparkring.worker.model.scorer import OnError, Source, error_text
 
 if TYPE_CHECKING:
     import torch
@@ -54,10 +54,10 @@ class Live:
         self._model = model
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The name of the model, in messages."""
-        found: str = getattr(self._model, "__name__", None) or type(self._model).__name__
-        return "a function" if found == "<lambda>" else found
+        name: str = getattr(self._model, "__name__", None) or type(self._model).__name__
+        return "a function" if name == "<lambda>" else name
 
     def load(self) -> Any:
         return self._model
@@ -158,11 +158,11 @@ class Settings:
                 entry = model.find(self.which)
             except CheckpointError as error:
                 raise _other_file(model.directory) or error from None
-            found = f"predicting with the checkpoint of step {entry.step:,} in {model.directory} ({entry.name})"
+            text = f"predicting with the checkpoint of step {entry.step:,} in {model.directory} ({entry.name})"
             if self.refresh_s is None:
-                tell(found)
+                tell(text)
                 return Saved(model, entry, self.make_model, self.key)
-            tell(f"{found}, and with {'newer' if self.which == 'latest' else 'better'} ones as soon as they are found")
+            tell(f"{text}, and with {'newer' if self.which == 'latest' else 'better'} ones as soon as they are found")
             which: Literal["latest", "best"] = "latest" if self.which == "latest" else "best"
             return Followed(model, entry, self.make_model, self.key, which, self.refresh_s)
         for name in ("key", "version", "refresh_s"):
@@ -183,7 +183,7 @@ class Settings:
         if not callable(model):
             raise OptionsError(f"the model is a `{type(model).__name__}`: {_PASSED}.")
         predictors.check_autocast(model, self.autocast_name)
-        if predictors.is_torch(model) and any(each.device.type != "cpu" for each in model.parameters()):
+        if predictors.is_torch(model) and any(parameter.device.type != "cpu" for parameter in model.parameters()):
             return Live(copy.deepcopy(model).cpu())  # the executors may have no GPU, or different ones
         return Live(model)
 
@@ -208,9 +208,9 @@ class Settings:
             )
         return {**kinds, self.version: kind}
 
-    def of_model(self, found: Sequence[Output]) -> tuple[Output, ...]:
+    def of_model(self, columns: Sequence[Output]) -> tuple[Output, ...]:
         """Return the columns that the model makes."""
-        return tuple(output for output in found if output.name != self.version)
+        return tuple(output for output in columns if output.name != self.version)
 
     def probed(self, source: Source, inputs: Described, rows: pa.RecordBatch) -> Probe | None:
         """Score the first rows in this process.
@@ -242,7 +242,7 @@ class Settings:
         except DataError:
             raise
         except Exception as error:  # `transform` is the user's code
-            raise DataError(f"transform failed on {_first(len(rows))}: {told(error)}") from error
+            raise DataError(f"transform failed on {_first(len(rows))}: {error_text(error)}") from error
 
     def _scored(self, model: Any, arrays: Batch, rows: int) -> tuple[Any, bool]:
         """Return the model's results for some rows, and whether the model is small."""
@@ -256,7 +256,7 @@ class Settings:
         except Exception as error:  # the model is the user's code
             given = ", ".join(f"`{name}`: {outputs.described(array)}" for name, array in arrays.items())
             raise _ModelFailed(
-                f"the model failed on {_first(rows)}: {told(error).rstrip('.')}. Its inputs were {given}."
+                f"the model failed on {_first(rows)}: {error_text(error).rstrip('.')}. Its inputs were {given}."
                 f"{self._side_by_side(model, arrays)}"
             ) from error
 
@@ -268,12 +268,12 @@ class Settings:
         columns = [self.groups[name] for name in single]
         return f" For one array of shape [rows, {len(single)}], write inputs={{{single[0]!r}: {columns!r}}}."
 
-    def scorer(self, source: Source, inputs: Described, found: Sequence[Output], **more: Any) -> dict[str, Any]:
-        """Return the arguments of the Scorer that makes the columns in `found`."""
+    def scorer(self, source: Source, inputs: Described, columns: Sequence[Output], **more: Any) -> dict[str, Any]:
+        """Return the arguments of the Scorer that makes the `columns`."""
         return {
             "model": source,
             "inputs": inputs,
-            "outputs": found,
+            "outputs": columns,
             "by_name": self.by_name,
             "autocast": self.autocast_name,
             "batch_size": self.batch_size,
@@ -282,10 +282,10 @@ class Settings:
             **more,
         }
 
-    def check_new(self, found: Sequence[Output], names: Sequence[str], data: str, more: str = "") -> None:
-        """Raise OptionsError if a column in `found` has one of the `names` of the data's columns."""
+    def check_new(self, columns: Sequence[Output], names: Sequence[str], data: str, more: str = "") -> None:
+        """Raise OptionsError if one of the `columns` has one of the `names` of the data's columns."""
         taken = {name.lower() for name in names}
-        for output in found:
+        for output in columns:
             if output.name.lower() in taken:
                 again = f"{output.name}_2"
                 advice = f"the predictions another name, as in returns={{{again!r}: {output.written!r}}}"
@@ -326,11 +326,11 @@ def _other_file(path: str) -> OptionsError | None:
         name = next((name for name in names if name.endswith(ends)), None)
         if name is not None:
             if place.fs.isfile(place.path):
-                found, folder = f"{path} is not a directory of checkpoints", os.path.dirname(path)
+                reason, folder = f"{path} is not a directory of checkpoints", os.path.dirname(path)
             else:
-                found = f"{path} has no checkpoints that sparkring has saved, but it has the file `{name}`"
-            told_how = how.format(path=f"{folder.rstrip('/')}/{name}", folder=folder)
-            return OptionsError(f"{found}: load the model yourself, and pass it. For this file, use {told_how}.")
+                reason = f"{path} has no checkpoints that sparkring has saved, but it has the file `{name}`"
+            advice = how.format(path=f"{folder.rstrip('/')}/{name}", folder=folder)
+            return OptionsError(f"{reason}: load the model yourself, and pass it. For this file, use {advice}.")
     return None
 
 

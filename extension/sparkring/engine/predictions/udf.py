@@ -33,7 +33,7 @@ class Made:
     step = None
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         return getattr(self._make, "__name__", "a function")
 
     def load(self) -> Callable[[dict[str, Any]], Any]:
@@ -88,8 +88,8 @@ def predict_udf(
         "batch_size": batch_size,
         "on_error": "raise",
     }
-    call = f"{model.told}, return_type={single.kind.simpleString()!r}, batch_size={batch_size}"
-    report = watch(session, f"predict_udf with {model.told}", f"sparkring.predict_udf({call})")
+    call = f"{model.label}, return_type={single.kind.simpleString()!r}, batch_size={batch_size}"
+    report = watch(session, f"predict_udf with {model.label}", f"sparkring.predict_udf({call})")
     return scoring_udf(session, settings, single.kind, None, idle_s=idle_s, report=report)
 
 
@@ -116,8 +116,8 @@ def _arguments(columns: dict[str, Any], expected: int, shapes: Sequence[list[int
             f"the function takes one array, but the UDF was called with {len(arrays)} columns: combine them with "
             "array() or struct()."
         )
-    found = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
-    return [_shaped(found, shapes[0] if shapes else None)]
+    combined = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
+    return [_shaped(combined, shapes[0] if shapes else None)]
 
 
 def _shaped(array: Any, shape: list[int] | None) -> Any:

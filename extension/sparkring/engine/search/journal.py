@@ -90,8 +90,8 @@ class Journal:
                     self._copy.fs.makedirs(self._copy.path.rpartition("/")[0], exist_ok=True)
                     made = True
                 content = self.path.read_bytes()[: self._size]
-                for each in _copies(self._copy):
-                    each.fs.pipe_file(each.path, content)
+                for target in _copies(self._copy):
+                    target.fs.pipe_file(target.path, content)
             self._closing.wait(PAUSE_PER_COPY * (time.monotonic() - began))
 
 

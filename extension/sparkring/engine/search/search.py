@@ -102,7 +102,7 @@ def search(
             )
         directions = [direction.name for direction in study.directions]
         if directions != [f"{mode}imize".upper()]:
-            there = " and ".join(f"{each.lower()}s" for each in directions)
+            there = " and ".join(f"{direction.lower()}s" for direction in directions)
             raise OptionsError(
                 f"search({mode}imize=…, study=…): the study {there}: use a study with the same direction."
             )

@@ -40,7 +40,7 @@ def log_uniform(low: float, high: float) -> Range:
 def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> Range:
     """Define a range of whole numbers for search(). With log=True, they are drawn uniformly on a logarithmic scale."""
     _check_numbers("integer", low, high, step)
-    if any(int(each) != each for each in (low, high, step)):
+    if any(int(number) != number for number in (low, high, step)):
         raise OptionsError(f"integer({low!r}, {high!r}): the bounds and the step must be whole numbers.")
     return _checked("integer", Range(int(low), int(high), int(step), log, whole=True))
 
@@ -56,17 +56,17 @@ def _check_numbers(name: str, low: Any, high: Any, step: Any = 1) -> None:
     raise OptionsError(f"{written}: the bounds and the step must be finite numbers.")
 
 
-def _checked(name: str, found: Range) -> Range:
-    written = f"{name}({found.low:g}, {found.high:g})"
-    if found.low > found.high:
+def _checked(name: str, bounds: Range) -> Range:
+    written = f"{name}({bounds.low:g}, {bounds.high:g})"
+    if bounds.low > bounds.high:
         raise OptionsError(f"{written}: the first number is the lower bound, so it must not be above the second.")
-    if found.log and found.low <= 0:
+    if bounds.log and bounds.low <= 0:
         raise OptionsError(f"{written}: the lower bound of a logarithmic range must be greater than 0.")
-    if found.step is not None and found.step <= 0:
-        raise OptionsError(f"{written}: the step must be greater than 0, not {found.step:g}.")
-    if found.log and found.whole and found.step != 1:
+    if bounds.step is not None and bounds.step <= 0:
+        raise OptionsError(f"{written}: the step must be greater than 0, not {bounds.step:g}.")
+    if bounds.log and bounds.whole and bounds.step != 1:
         raise OptionsError(f"{written}: a logarithmic range cannot have a step.")
-    return found
+    return bounds
 
 
 class Space:
@@ -101,7 +101,7 @@ class Space:
                 f"search({name}={short_repr(given, 60) or 'None'}): expected a list of choices, or one of "
                 "sparkring.uniform(0, 1), sparkring.log_uniform(1e-5, 1e-1) and sparkring.integer(1, 4)."
             )
-        plain = all(isinstance(each, _PLAIN) for each in given)
+        plain = all(isinstance(choice, _PLAIN) for choice in given)
         labels = list(given if plain else map(as_text, given))
         if len({(type(label), label) for label in labels}) < len(labels):
             same = "are equal" if plain else "have the same repr()"
@@ -119,10 +119,10 @@ class Space:
     def described(self) -> tuple[Searched, ...]:
         """The parameters as views show them."""
         return tuple(
-            Searched(name, choices=tuple(map(as_text, each.choices)))
-            if hasattr(each, "choices")
-            else Searched(name, float(each.low), float(each.high), bool(each.log))
-            for name, each in self.distributions.items()
+            Searched(name, choices=tuple(map(as_text, distribution.choices)))
+            if hasattr(distribution, "choices")
+            else Searched(name, float(distribution.low), float(distribution.high), bool(distribution.log))
+            for name, distribution in self.distributions.items()
         )
 
     def combinations(self) -> int:
@@ -135,18 +135,18 @@ class Space:
         return (dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values()))
 
     def _listed(self) -> dict[str, Sequence[Any]]:
-        found: dict[str, Sequence[Any]] = {}
-        for name, each in self.distributions.items():
-            if hasattr(each, "choices"):
-                found[name] = each.choices
-            elif isinstance(each.low, int):
-                found[name] = range(each.low, each.high + 1, each.step)
-            elif each.step is not None:
-                count = round((each.high - each.low) / each.step) + 1
-                found[name] = [each.low + at * each.step for at in range(count)]
+        values: dict[str, Sequence[Any]] = {}
+        for name, distribution in self.distributions.items():
+            if hasattr(distribution, "choices"):
+                values[name] = distribution.choices
+            elif isinstance(distribution.low, int):
+                values[name] = range(distribution.low, distribution.high + 1, distribution.step)
+            elif distribution.step is not None:
+                count = round((distribution.high - distribution.low) / distribution.step) + 1
+                values[name] = [distribution.low + at * distribution.step for at in range(count)]
             else:
                 raise OptionsError(
-                    f'search({name}=…, sampler="grid"): a grid needs a list of values, such as {name}=[{each.low:g}, '
-                    f"{each.high:g}], or a range with a step."
+                    f'search({name}=…, sampler="grid"): a grid needs a list of values, such as '
+                    f"{name}=[{distribution.low:g}, {distribution.high:g}], or a range with a step."
                 )
-        return found
+        return values

@@ -145,33 +145,33 @@ class Trials:
         return self._search.space.values(trial.params)
 
     def reported(self, number: int, report: Metrics) -> bool:
-        found, value = self._running.get(number), report.values.get(self.metric)
-        if found is None or value is None:
+        running, value = self._running.get(number), report.values.get(self.metric)
+        if running is None or value is None:
             return False
-        found.reports += 1
-        found.last = value
-        before, found.waiting = found.waiting, None
+        running.reports += 1
+        running.last = value
+        before, running.waiting = running.waiting, None
         if report.epoch is None:
             if report.step is not None:
-                return self._told(found, report.step, value)
-            self._noted(found, found.reports, value)  # the n-th reports of two trials need not be at the same point
+                return self._prunes(running, report.step, value)
+            self._noted(running, running.reports, value)  # the n-th reports of two trials need not be at the same point
             return False
         if report.step is None or report.ends_epoch:
-            return self._told(found, report.epoch, value)
-        found.waiting = report.epoch, value
-        return before is not None and before[0] != report.epoch and self._told(found, *before)
+            return self._prunes(running, report.epoch, value)
+        running.waiting = report.epoch, value
+        return before is not None and before[0] != report.epoch and self._prunes(running, *before)
 
-    def _told(self, found: _Running, at: int, value: float) -> bool:
+    def _prunes(self, running: _Running, at: int, value: float) -> bool:
         """Pass a value to Optuna, unless an earlier attempt did so. Return whether Optuna wants to prune the trial."""
-        is_new = self._noted(found, at, value)
-        return is_new and self._search.pruner is not None and at < self._end and bool(found.trial.should_prune())
+        is_new = self._noted(running, at, value)
+        return is_new and self._search.pruner is not None and at < self._end and bool(running.trial.should_prune())
 
-    def _noted(self, found: _Running, at: int, value: float) -> bool:
+    def _noted(self, running: _Running, at: int, value: float) -> bool:
         """Pass a value to Optuna, unless an earlier attempt did so. Return whether this was done."""
-        if at <= found.at:
+        if at <= running.at:
             return False
-        found.at = at
-        found.trial.report(value, at)
+        running.at = at
+        running.trial.report(value, at)
         return True
 
     def problem(self, number: int, metrics: Mapping[str, float]) -> Failure | None:
@@ -186,19 +186,19 @@ class Trials:
     def ended(self, number: int, ending: ItemEnding, metrics: Mapping[str, float]) -> None:
         from optuna.trial import TrialState
 
-        found = self._running.pop(number, None)
-        if found is None:
+        running = self._running.pop(number, None)
+        if running is None:
             return
-        value = metrics.get(self.metric, math.nan) if math.isnan(found.last) else found.last
+        value = metrics.get(self.metric, math.nan) if math.isnan(running.last) else running.last
         if ending == "pruned":
-            if found.at < 0 and not math.isnan(value):
+            if running.at < 0 and not math.isnan(value):
                 # The item was pruned in an earlier run. Optuna takes the value of a pruned trial from its last report.
-                found.trial.report(value, 0)
-            self.study.tell(found.trial, state=TrialState.PRUNED)
+                running.trial.report(value, 0)
+            self.study.tell(running.trial, state=TrialState.PRUNED)
         elif ending in ("finished", "kept") and not math.isnan(value):
-            self._completed(self.study.tell(found.trial, value))
+            self._completed(self.study.tell(running.trial, value))
         else:
-            self.study.tell(found.trial, state=TrialState.FAIL)
+            self.study.tell(running.trial, state=TrialState.FAIL)
         self._changed()
 
     def _completed(self, trial: Any) -> None:
@@ -224,8 +224,8 @@ class Trials:
             self._journal.close()
 
     def summary(self) -> SearchEnded | None:
-        found = _importance(self.study, self.names) if self._complete >= LEAST_TRIALS else {}
-        return SearchEnded(time.time(), found) if found else None
+        importance = _importance(self.study, self.names) if self._complete >= LEAST_TRIALS else {}
+        return SearchEnded(time.time(), importance) if importance else None
 
 
 def _halving(steps: Sequence[int]) -> Any:
@@ -262,7 +262,7 @@ def _importance(study: Any, names: tuple[str, ...]) -> dict[str, float]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # before Optuna 5, this evaluator counts as experimental
             evaluator = importance.PedAnovaImportanceEvaluator()
-            found = importance.get_param_importances(study, evaluator=evaluator, params=list(names))
+            fractions = importance.get_param_importances(study, evaluator=evaluator, params=list(names))
     except Exception:  # of any type: the estimate may fail, for example, if all values are equal
         return {}
-    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+    return {name: float(value) for name, value in fractions.items() if math.isfinite(value)}

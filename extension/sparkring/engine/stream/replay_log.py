@@ -37,14 +37,14 @@ class ReplayLog:
 
     def add(self, batch_id: int, position: str, rows: StoredRows | None) -> None:
         """Add a micro-batch. Raises CheckpointError if it cannot be written."""
-        found: dict[str, Any] = {"position": position}
+        content: dict[str, Any] = {"position": position}
         if rows is not None:
-            found |= rows.described()
+            content |= rows.described()
         file = self.folder / f"{batch_id}.json"
         try:
             file.fs.makedirs(self.folder.path, exist_ok=True)
             with file.fs.open(f"{file.path}.part", "wb") as opened:
-                opened.write(json.dumps(found).encode())
+                opened.write(json.dumps(content).encode())
             file.fs.mv(f"{file.path}.part", file.path)
         except OSError as error:
             raise CheckpointError(
@@ -57,18 +57,18 @@ class ReplayLog:
 
         Raises CheckpointError if one cannot be read.
         """
-        found: list[Logged] = []
+        batches: list[Logged] = []
         there = {int(name.removesuffix(".json")) for name in self._names() if re.fullmatch(r"\d+\.json", name)}
-        while (number := batch_id + 1 + len(found)) in there:
+        while (number := batch_id + 1 + len(batches)) in there:
             file = self.folder / f"{number}.json"
             try:
                 with file.fs.open(file.path, "rb") as opened:
                     content = json.loads(opened.read())
                 rows = StoredRows.from_described(content, self.folder) if "pieces" in content else None
-                found.append(Logged(number, content["position"], rows))
+                batches.append(Logged(number, content["position"], rows))
             except (OSError, ValueError, KeyError) as error:
                 raise CheckpointError(f"{file.written} cannot be read: {error}. Start over with --fresh.") from error
-        return found
+        return batches
 
     def forget(self, saved: int) -> None:
         """Remove the files of micro-batches up to `saved`, which a checkpoint includes."""
@@ -80,5 +80,5 @@ class ReplayLog:
 
     def _names(self) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
-            return [str(each).rpartition("/")[2] for each in self.folder.fs.ls(self.folder.path, detail=False)]
+            return [str(name).rpartition("/")[2] for name in self.folder.fs.ls(self.folder.path, detail=False)]
         return []

@@ -60,8 +60,8 @@ class StreamWork(NamedTuple):
 class StreamRecorder(Recorder):
     """A recorder that shows ranks as running from the beginning of the stream to its end, not only during a batch."""
 
-    def add(self, found: Iterable[events.Event]) -> None:
-        super().add([event for event in found if self._counts(event)])
+    def add(self, news: Iterable[events.Event]) -> None:
+        super().add([event for event in news if self._counts(event)])
 
     def finish_ranks(self) -> None:
         """Record that the ranks have come to the end of the stream."""
@@ -123,8 +123,12 @@ class Ring:
             try:
                 return self._begin(described, last)
             except Ended as error:
-                found = [each.saved.name for each in self._recorder.record.checkpoints if each.state == "damaged"]
-                if isinstance(error, Lost) or last.name not in found:
+                damaged = [
+                    checkpoint.saved.name
+                    for checkpoint in self._recorder.record.checkpoints
+                    if checkpoint.state == "damaged"
+                ]
+                if isinstance(error, Lost) or last.name not in damaged:
                     raise
                 outcome = error.outcome
             self._recorder.add([events.AttemptEnded(time.time(), self._attempt, outcome.reason, outcome.rank)])
@@ -146,7 +150,7 @@ class Ring:
         )
         answers = self._execute(_packed(Begin(state, options.arrow, keyed=bool(options.by))), {}, 0)
         begun: Begun = answers[0]
-        unlike = [rank for rank, each in answers.items() if each.state != begun.state]
+        unlike = [rank for rank, answer in answers.items() if answer.state != begun.state]
         if unlike:
             raise CheckpointError(
                 f"the state of rank 0 is {', '.join(begun.state)}, but that of rank {unlike[0]} is "

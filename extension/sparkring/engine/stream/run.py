@@ -218,8 +218,8 @@ class StreamRun:
         ends, owning = self._end_at_exit, contextlib.ExitStack()
         atexit.register(ends)
         try:
-            if prepared.directory is not None and (found := prepared.directory.words(time.time())):
-                recorder.notice(found)
+            if prepared.directory is not None and (words := prepared.directory.words(time.time())):
+                recorder.notice(words)
             if prepared.directory is not None:
                 owning.enter_context(owned(prepared.directory.location, recorder.record.run_id))
             begun: Begun = self._surviving(lambda: self._ring.begin(prepared.source.described))
@@ -233,8 +233,8 @@ class StreamRun:
             raise error_of(self._explained(error.outcome), record) from None
         except BaseException as error:  # complete the record and the view, then raise the error again
             stopped = isinstance(error, KeyboardInterrupt)
-            said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
-            recorder.close("interrupted" if stopped else "failed", "" if stopped else said)
+            message = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
+            recorder.close("interrupted" if stopped else "failed", "" if stopped else message)
             raise
         finally:
             self._ring.leave()
@@ -310,7 +310,7 @@ class StreamRun:
         for number, rows in enumerate(parts):
             saves = save and number == len(parts) - 1
             times, sending_s = self._ring.train(batch.batch_id, number, rows, batch.position, save=saves)
-            sums = [total + each for total, each in zip(sums, times, strict=True)]
+            sums = [total + seconds for total, seconds in zip(sums, times, strict=True)]
             moving_s += sending_s
         self._ended(batch._replace(moving_s=moving_s), "replayed" if replays else "trained", sums, saved=save)
 

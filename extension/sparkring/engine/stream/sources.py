@@ -98,7 +98,7 @@ class IteratorSource:
                 raise _raised(f"{self.described}.from_batch({first})", error) from None
         iterator = iter(iterable)
         is_held = watch is None and iterator is self._iterable
-        earlier = next((each for each in _ended if each.iterator is iterator), None) if is_held else None
+        earlier = next((other for other in _ended if other.iterator is iterator), None) if is_held else None
         self._items = items = _Items(iterator, self.described, first, earlier)
         try:
             self._run(items, watch, done, train, stops)
@@ -121,10 +121,10 @@ class IteratorSource:
         while not poll_until(stops, due, every_s=LOOK_EVERY_S):
             began = time.perf_counter()
             due = time.monotonic() + (self._options.trigger_s or 0.0)
-            found = items.next(stops)
-            if found is None:
+            entry = items.next(stops)
+            if entry is None:
                 return
-            batch_id, item = found
+            batch_id, item = entry
             if batch_id <= done:
                 due = 0.0
                 items.forget(batch_id)
@@ -183,8 +183,8 @@ class _Items:
 
     def forget(self, number: int) -> None:
         """Do not keep the item with this number and the earlier ones for the next stream."""
-        for each in [each for each in self._kept if each <= number]:
-            del self._kept[each]
+        for kept_number in [kept_number for kept_number in self._kept if kept_number <= number]:
+            del self._kept[kept_number]
 
     def close(self) -> None:
         """Take no more items. If the iterator is computing its next item, the thread ends after that item."""

@@ -65,11 +65,11 @@ class SparkSource:
     def run(self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]) -> None:
         """Train on the batches of the replay log, then on those that Spark delivers."""
         logged = [] if self._log is None else self._log.after(done)
-        for each in logged:
+        for entry in logged:
             if stops():
                 return
-            rows = StoredRows(b"", (), frozenset()) if each.rows is None else each.rows
-            train(MicroBatch(each.batch_id, rows, each.position, replayed=True))
+            rows = StoredRows(b"", (), frozenset()) if entry.rows is None else entry.rows
+            train(MicroBatch(entry.batch_id, rows, entry.position, replayed=True))
 
         keeps = self._log is not None and self._options.save_every > 1
         stager = Stager(self._staging, keeps=keeps)
@@ -79,9 +79,9 @@ class SparkSource:
             waited_s = began - self._idle_since
             rows = stager.stage(batch, batch_id)
             moving_s = time.perf_counter() - began
-            found = MicroBatch(batch_id, rows, self._offsets(batch_id), waited_s, moving_s, self._backlog)
+            micro_batch = MicroBatch(batch_id, rows, self._offsets(batch_id), waited_s, moving_s, self._backlog)
             try:
-                train(found)
+                train(micro_batch)
             finally:
                 if not keeps:
                     for file in rows.files():
@@ -137,7 +137,7 @@ class SparkSource:
         names: list[Any] = []
         with contextlib.suppress(FileNotFoundError):
             names = folder.fs.ls(folder.path, detail=False)
-        return {int(name) for name in (str(each).rpartition("/")[2] for each in names) if name.isdecimal()}
+        return {int(name) for name in (str(path).rpartition("/")[2] for path in names) if name.isdecimal()}
 
 
 def _trigger(options: StreamOptions) -> dict[str, Any]:

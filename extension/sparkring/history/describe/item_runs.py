@@ -63,7 +63,7 @@ def importance(record: RunRecord) -> str:
 
 def importances(search: Search) -> list[tuple[str, float, str]]:
     """Return the name of each parameter, its share of the importance, and the share in words; the largest first."""
-    ranked = sorted(search.importance.items(), key=lambda found: -found[1])
+    ranked = sorted(search.importance.items(), key=lambda pair: -pair[1])
     return [(plain(name), share, f"{100 * share:.0f} %") for name, share in ranked]
 
 

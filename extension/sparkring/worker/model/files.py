@@ -50,9 +50,9 @@ class Files(NamedTuple):
     def first_rows(self, most: int) -> pa.RecordBatch | None:
         """Return the first rows of the first file that has any, or None if the first eight files have no rows."""
         for path in list(dict.fromkeys(self.paths.values()))[:8]:
-            found = _OpenFile(path, self)
-            if rows := min(most, found.rows):
-                return _one_batch(found.take(np.arange(rows)))
+            file = _OpenFile(path, self)
+            if rows := min(most, file.rows):
+                return _one_batch(file.take(np.arange(rows)))
         return None
 
 
@@ -91,7 +91,7 @@ class _OpenFile:
     def __init__(self, path: str, files: Files) -> None:
         self.path = path
         self._types = files.types
-        with self._told():
+        with self._reading():
             self._file = pq.ParquetFile(locate(path).path)
         self.rows: int = self._file.metadata.num_rows
         if self.rows >> _ROW_BITS:
@@ -132,7 +132,7 @@ class _OpenFile:
             if row < self._begin or self._end <= group_begin:  # before the last decoded part, or in a later row group
                 self._batches, self._end = self._decoded(group), group_begin
         while row >= self._end:
-            with self._told():
+            with self._reading():
                 batch = next(self._batches, None)
             if batch is None:
                 raise DataError(
@@ -140,7 +140,7 @@ class _OpenFile:
                     "again."
                 )
             self._begin, self._end = self._end, self._end + len(batch)
-            with self._told():
+            with self._reading():
                 self._table = self._as_in_spark(batch)
 
     def _decoded(self, group: int) -> Iterator[pa.RecordBatch]:
@@ -151,10 +151,10 @@ class _OpenFile:
         chunks = (footer.column(number) for number in range(footer.num_columns))
         size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in tops)
         rows = max(1, min(1 << 16, _READ_BYTES * footer.num_rows // max(size, 1)))
-        found: Iterator[pa.RecordBatch] = self._file.iter_batches(
+        batches: Iterator[pa.RecordBatch] = self._file.iter_batches(
             rows, row_groups=[group], columns=sorted(tops), use_threads=False
         )
-        return found
+        return batches
 
     def _as_in_spark(self, batch: pa.RecordBatch) -> pa.Table:
         columns = [
@@ -166,7 +166,7 @@ class _OpenFile:
         return pa.Table.from_arrays(columns, schema=self._types)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _reading(self) -> Iterator[None]:
         try:
             yield
         except (OSError, pa.ArrowException) as error:
@@ -244,41 +244,45 @@ def _is_sure(kind: pa.DataType) -> bool:
 
 def _stored_name(name: str, stored: pa.Schema, files: Files) -> str:
     """Return the name that a column has in a file, or "" if the file does not have the column."""
-    found = [each for each in stored.names if each == name or (not files.exact and each.lower() == name.lower())]
-    if len(found) > 1:
+    matches = [
+        candidate
+        for candidate in stored.names
+        if candidate == name or (not files.exact and candidate.lower() == name.lower())
+    ]
+    if len(matches) > 1:
         raise DataError(
             f"a file has several columns `{name}` that differ only in upper and lower case: set "
             "spark.sql.caseSensitive to true, or rename the columns."
         )
-    return found[0] if found else ""
+    return matches[0] if matches else ""
 
 
 def _check_types(types: pa.Schema, stored: pa.Schema, names: Mapping[str, str], path: str) -> None:
     for name, stored_name in names.items():
-        found, expected = stored.field(stored_name).type, types.field(name).type
-        if not _fits(found, expected):
+        actual, expected = stored.field(stored_name).type, types.field(name).type
+        if not _fits(actual, expected):
             raise DataError(
-                f"column `{name}` of {path} has the type {found}, but in the DataFrame it has the type {expected}."
+                f"column `{name}` of {path} has the type {actual}, but in the DataFrame it has the type {expected}."
             )
 
 
-def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
-    """Return whether values of the type `found`, as stored in a file, can be read as the type `expected`."""
+def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
+    """Return whether values of the type `actual`, as stored in a file, can be read as the type `expected`."""
     types = pa.types
-    if types.is_dictionary(found):
-        return _fits(found.value_type, expected)
+    if types.is_dictionary(actual):
+        return _fits(actual.value_type, expected)
     if types.is_list(expected):
         return bool(
-            (types.is_list(found) or types.is_large_list(found)) and _fits(found.value_type, expected.value_type)
+            (types.is_list(actual) or types.is_large_list(actual)) and _fits(actual.value_type, expected.value_type)
         )
     if types.is_integer(expected):
-        return bool(types.is_integer(found))
+        return bool(types.is_integer(actual))
     if types.is_floating(expected):
-        return bool(types.is_floating(found) and found.bit_width <= expected.bit_width)
+        return bool(types.is_floating(actual) and actual.bit_width <= expected.bit_width)
     if types.is_boolean(expected):
-        return bool(found == expected)
+        return bool(actual == expected)
     texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(is_one(found) for is_one in texts)
+    return any(is_one(actual) for is_one in texts)
 
 
 def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -39,16 +39,16 @@ def by_name(results: Results, names: Sequence[str], rows: int) -> dict[str, Any]
     if _is_frame(results) and (len(names) != 1 or names[0] in results.columns):
         results = {name: results[name] for name in results.columns}
     if isinstance(results, Mapping):
-        found = {str(name): as_array(array) for name, array in results.items()}
-        if len(names) == 1 and len(found) == 1:
-            return dict(zip(names, found.values(), strict=True))
-        missing = next((name for name in names if name not in found), None)
+        named = {str(name): as_array(array) for name, array in results.items()}
+        if len(names) == 1 and len(named) == 1:
+            return dict(zip(names, named.values(), strict=True))
+        missing = next((name for name in names if name not in named), None)
         if missing is not None:
             raise DataError(
-                f"the model returned `{'`, `'.join(found)}`, but returns=… lists `{missing}`: in returns=…, use the "
+                f"the model returned `{'`, `'.join(named)}`, but returns=… lists `{missing}`: in returns=…, use the "
                 "names of the model's outputs."
             )
-        return {name: found[name] for name in names} if names else found
+        return {name: named[name] for name in names} if names else named
     if isinstance(results, list) and results and all(isinstance(row, Mapping) for row in results):
         keys = [str(name) for name in results[0]]
         if any(row.keys() != results[0].keys() for row in results):
@@ -60,8 +60,8 @@ def by_name(results: Results, names: Sequence[str], rows: int) -> dict[str, Any]
     if len(names) > 1 and _are_tuples(results, len(names)):
         columns = zip(*results, strict=True)
         return {name: as_array(list(column)) for name, column in zip(names, columns, strict=True)}
-    if isinstance(results, list | tuple) and results and all(hasattr(each, "shape") for each in results):
-        arrays = [as_array(each) for each in results]
+    if isinstance(results, list | tuple) and results and all(hasattr(result, "shape") for result in results):
+        arrays = [as_array(result) for result in results]
         may_be_rows = isinstance(results, list) and len(arrays) == rows and len(names) < 2
         may_be_columns = all(array.ndim and len(array) == rows for array in arrays)
         if may_be_rows and not (may_be_columns and (rows == 1 or not names)):
@@ -113,8 +113,8 @@ def as_array(value: Any) -> Any:
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":  # NumPy does not have this type
             value = value.float()
-    if isinstance(value, list | tuple) and any(hasattr(each, "detach") for each in value):
-        value = [as_array(each) for each in value]
+    if isinstance(value, list | tuple) and any(hasattr(item, "detach") for item in value):
+        value = [as_array(item) for item in value]
     try:
         array = np.asarray(value)
     except ValueError:  # the rows have different lengths, or some are None
@@ -131,9 +131,9 @@ def as_array(value: Any) -> Any:
 
 
 def _objects(rows: Any) -> Any:
-    found = np.empty(len(rows), object)
-    found[:] = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
-    return found
+    array = np.empty(len(rows), object)
+    array[:] = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
+    return array
 
 
 def types_of(results: Results, names: Sequence[str], rows: int) -> dict[str, pa.DataType]:
@@ -169,8 +169,8 @@ def columns_of(results: Results, outputs: Sequence[Output], rows: int) -> list[p
     """Return a model's results for `rows` rows as Arrow columns. Raise DataError if they do not fit `outputs`."""
     if len(outputs) == 1 and _has_parts(outputs[0].kind):  # a dict is then the value of a row, not a dict of columns
         return [_nested(results, outputs[0], rows)]
-    found = by_name(results, [output.name for output in outputs], rows)
-    return [_column(found[output.name], output, rows) for output in outputs]
+    arrays = by_name(results, [output.name for output in outputs], rows)
+    return [_column(arrays[output.name], output, rows) for output in outputs]
 
 
 def _has_parts(kind: pa.DataType) -> bool:

@@ -52,11 +52,11 @@ class Part(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return sum(each.rows for each in self.ranges)
+        return sum(row_range.rows for row_range in self.ranges)
 
     def __repr__(self) -> str:
         first = posixpath.basename(self.files[0].path)
-        groups = [each.row_group for each in self.ranges]
+        groups = [row_range.row_group for row_range in self.ranges]
         if len(self.files) > 1:
             return f"{first} and {describe.counted(len(self.files) - 1, 'more file')}"
         if len(groups) == len(self.files[0].row_groups):
@@ -66,13 +66,13 @@ class Part(NamedTuple):
 
     def place(self, row: int) -> str:
         """Return how errors name row `row` of this part (counted from 0): by the row's number in its file."""
-        for each in self.ranges:
-            if row < each.rows:
+        for row_range in self.ranges:
+            if row < row_range.rows:
                 break
-            row -= each.rows
-        file = self.files[each.file]
-        before = sum(group.rows for group in file.row_groups[: each.row_group])
-        return f"row {before + each.start + row:,} of {posixpath.basename(file.path)}"
+            row -= row_range.rows
+        file = self.files[row_range.file]
+        before = sum(group.rows for group in file.row_groups[: row_range.row_group])
+        return f"row {before + row_range.start + row:,} of {posixpath.basename(file.path)}"
 
 
 class Written(NamedTuple):
@@ -256,7 +256,7 @@ class Job:
                     waiting.append(self._scored(connection, table))
                     rows += len(table)
                     nulls += max(waiting[-1].column(output.name).null_count for output in self.outputs)
-                    if sum(each.nbytes for each in waiting) >= ROW_GROUP_BYTES:
+                    if sum(block.nbytes for block in waiting) >= ROW_GROUP_BYTES:
                         writer.write_table(pa.concat_tables(waiting))
                         waiting.clear()
                     now = time.monotonic()
@@ -290,8 +290,8 @@ class Job:
     def _scored(self, connection: ModelProcess, table: pa.Table) -> pa.Table:
         """Return the columns to be written for some rows."""
         try:
-            found = connection.ask(table.select(self.used))
+            answer = connection.ask(table.select(self.used))
         except RuntimeError as error:
             raise DataError(str(error).removeprefix("sparkring: ")) from None
-        columns = [*(table.column(name) for name in self.kept), *found.columns]
+        columns = [*(table.column(name) for name in self.kept), *answer.columns]
         return pa.Table.from_arrays(columns, schema=self._schema)

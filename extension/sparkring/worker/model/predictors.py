@@ -59,14 +59,14 @@ def settled(model: Any, *, small: bool = False) -> Any:
 @contextlib.contextmanager
 def borrowed(model: Any) -> Iterator[None]:
     """Prepare a model of the notebook for predictions within this context, and restore its modes afterwards."""
-    training = [each for each in model.modules() if each.training] if is_torch(model) else []
+    training = [module for module in model.modules() if module.training] if is_torch(model) else []
     if training:
         model.eval()
     try:
         yield
     finally:
-        for each in training:
-            each.training = True
+        for module in training:
+            module.training = True
 
 
 def is_small(predict: Predict, batch: Batch, batch_size: int) -> bool:
@@ -89,7 +89,7 @@ def is_small(predict: Predict, batch: Batch, batch_size: int) -> bool:
 
     def look(module: Any, _: Any) -> None:
         if isinstance(module, torch.nn.RNNBase) or any(
-            each.device.type != "cpu" for each in module.parameters(recurse=False)
+            parameter.device.type != "cpu" for parameter in module.parameters(recurse=False)
         ):
             others.append(module)
 
@@ -157,9 +157,9 @@ def _of_torch(module: Any, by_name: bool, autocast: Autocast | None) -> Predict:
     import torch
 
     parameters = inspect.signature(module.forward).parameters
-    weights = [each for each in module.parameters() if each.is_floating_point()]
+    weights = [weight for weight in module.parameters() if weight.is_floating_point()]
     dtype = weights[0].dtype if weights else None
-    device = next((each.device for each in module.parameters()), torch.device("cpu"))
+    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
     casting = contextlib.nullcontext() if autocast is None else _autocast(device.type, autocast)
 
     def as_tensor(name: str, array: Any) -> Any:
@@ -194,8 +194,8 @@ def _autocast(device_type: str, autocast: Autocast) -> contextlib.AbstractContex
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # otherwise, PyTorch might only warn, and compute in float32
-            found: contextlib.AbstractContextManager[Any] = torch.autocast(device_type, getattr(torch, autocast))
-            return found
+            context: contextlib.AbstractContextManager[Any] = torch.autocast(device_type, getattr(torch, autocast))
+            return context
     except (RuntimeError, UserWarning) as error:
         (other,) = {*get_args(Autocast)} - {autocast}
         raise OptionsError(

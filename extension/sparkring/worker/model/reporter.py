@@ -116,7 +116,7 @@ class Reporter:
         meter = gpus.Meter(gpus.visible())
         while True:
             with self._news:
-                tasks = tuple(task.told() for task in self._changed.values())
+                tasks = tuple(task.report() for task in self._changed.values())
                 self._changed.clear()
                 self._is_new = False
                 load_s, checkpoint = self._load_s, self._checkpoint
@@ -158,14 +158,14 @@ class Task:
             self._place, self._began = (task, query, stage, partition), time.monotonic()
             self._reporter.changed(self, opened=1)
 
-    def scored(self, found: pa.RecordBatch) -> None:
-        nulls = max(column.null_count for column in found.columns)
-        self._rows += len(found)
+    def scored(self, batch: pa.RecordBatch) -> None:
+        nulls = max(column.null_count for column in batch.columns)
+        self._rows += len(batch)
         self._nulls += nulls
         if self._place is not None:
             self._reporter.changed(self)
         else:
-            self._reporter.scored(len(found), nulls)
+            self._reporter.scored(len(batch), nulls)
 
     def failed(self, error: str) -> None:
         self._state, self._error = "failed", error[:_ERROR_CHARACTERS]
@@ -183,7 +183,7 @@ class Task:
         if self._place is not None:
             self._reporter.changed(self, opened=-1)
 
-    def told(self) -> TaskScored:
+    def report(self) -> TaskScored:
         assert self._place is not None
         state = self._state if self._ended else "running"
         seconds = (self._ended or time.monotonic()) - self._began

@@ -13,7 +13,7 @@ from sparkring.checkpointing.entries import Entry
 from sparkring.checkpointing.store import Store, variables_of
 from sparkring.errors import CheckpointError, CheckpointStorageError, OptionsError
 from sparkring.worker.model import predictors
-from sparkring.worker.model.scorer import told
+from sparkring.worker.model.scorer import error_text
 
 _TRIES = 3  # how many checkpoints are tried before the first one is in use
 
@@ -31,7 +31,7 @@ class Saved:
         self._entry, self._make_model, self._key = entry, make_model, key
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The name of the model in messages: the checkpoint and its directory."""
         return f"{self._entry.name} of {self._store.directory}"
 
@@ -97,7 +97,7 @@ class Followed(Saved):
         self._is_failing = False
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         return f"the {self._which} checkpoint of {self._store.directory}"
 
     def load(self) -> Any:
@@ -147,7 +147,7 @@ class Followed(Saved):
             if entry is not None and not isinstance(error, CheckpointStorageError):
                 self._unusable.add(entry.name)
             if not self._is_failing:
-                listener.kept(told(error))
+                listener.kept(error_text(error))
             self._is_failing = True
         else:
             self._entry, self._is_failing = entry, False
@@ -159,4 +159,6 @@ class Followed(Saved):
         self._unusable &= {self._entry.name, *(entry.name for entry in listed)}
         # A checkpoint that is listed as damaged may be complete, if the listing is out of date. Loading it will tell.
         candidates = [self._entry, *(entry._replace(state="committed") for entry in listed)]
-        return self._store.choose(self._which, [each for each in candidates if each.name not in self._unusable])
+        return self._store.choose(
+            self._which, [candidate for candidate in candidates if candidate.name not in self._unusable]
+        )

@@ -39,12 +39,12 @@ class RowsError(Exception):
 class Source(Protocol):
     """Where a model comes from.
 
-    load() returns the model, in the process that uses it. `told` is the model's name in messages. `step` is the step of
-    the checkpoint that was loaded last, or None if the model does not come from a checkpoint.
+    load() returns the model, in the process that uses it. `label` is the model's name in messages. `step` is the step
+    of the checkpoint that was loaded last, or None if the model does not come from a checkpoint.
     """
 
     @property
-    def told(self) -> str: ...
+    def label(self) -> str: ...
 
     @property
     def step(self) -> int | None: ...
@@ -116,8 +116,8 @@ class Scorer:
         made = iter([pa.concat_arrays([part[number] for part in parts]) for number in range(len(self._outputs))])
         step = pa.array(np.full(len(rows), used.step)) if self._version is not None else None
         columns = [step if output.name == self._version else next(made) for output in self._all]
-        found = pa.RecordBatch.from_arrays(columns, names=[output.name for output in self._all])
-        return found.replace_schema_metadata(STRUCT if self._all[0].of_struct else None)
+        batch = pa.RecordBatch.from_arrays(columns, names=[output.name for output in self._all])
+        return batch.replace_schema_metadata(STRUCT if self._all[0].of_struct else None)
 
     def _score(self, predict: Predict, rows: pa.RecordBatch, first: int, parts: list[list[pa.Array]]) -> None:
         """Append the predictions for the rows of one or more batches. `first` is the number of the first row."""
@@ -136,7 +136,7 @@ class Scorer:
                     parts += self._apart(predict, batch)
                     continue
                 row = self._failing(predict, batch)
-                raise RowsError(told(error), None if row is None else first + begin + row) from error
+                raise RowsError(error_text(error), None if row is None else first + begin + row) from error
 
     def _scored(self, predict: Predict, batch: pa.RecordBatch, converted: Batch | None = None) -> list[pa.Array]:
         """Return the predictions of a batch, whose rows may have been converted to arrays already."""
@@ -144,8 +144,8 @@ class Scorer:
             converted = self._inputs.converted(batch)
         arrays = self._inputs.transformed(converted, len(batch))
         with self._one_at_a_time:
-            found = predict(arrays)
-        return columns_of(found, self._outputs, len(batch))
+            results = predict(arrays)
+        return columns_of(results, self._outputs, len(batch))
 
     def _apart(self, predict: Predict, batch: pa.RecordBatch) -> Iterator[list[pa.Array]]:
         """Yield the predictions of a batch in parts, with nulls for the rows that cannot be scored."""
@@ -185,6 +185,6 @@ class Scorer:
         return True
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the text of an error, with the error's type unless it is one of sparkring's errors."""
     return str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"

@@ -39,7 +39,7 @@ from sparkring.capture.packing import unpack_call
 from sparkring.errors import DataError
 from sparkring.executor.orders import ModelOrder
 from sparkring.worker.model.reporter import Reporter, Task
-from sparkring.worker.model.scorer import RowsError, told
+from sparkring.worker.model.scorer import RowsError, error_text
 
 _LOOK_EVERY_S = 0.25
 _PROBLEM_S = 5.0  # how long a process that could not load its model keeps running, to tell the tasks why
@@ -98,8 +98,8 @@ class _Server:
             rows = pa.ipc.open_stream(request).read_all().combine_chunks()
             task.asks(rows.schema)
             if not failed:
-                found = self._scorer.score(rows)
-                task.scored(found)
+                predictions = self._scorer.score(rows)
+                task.scored(predictions)
         except RowsError as error:
             failed = {"error": str(error), "row": error.row, "of_rows": True}
         except DataError as error:  # a file cannot be read
@@ -110,8 +110,8 @@ class _Server:
         if failed:
             return
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, found.schema) as writer:
-            writer.write_batch(found)
+        with pa.ipc.new_stream(sink, predictions.schema) as writer:
+            writer.write_batch(predictions)
         connection.send_bytes(sink.getvalue())
 
 
@@ -155,7 +155,7 @@ def _serve(order: ModelOrder) -> None:
         scorer = function(**settings)
     except Exception as error:  # loading a model runs the user's code
         place = ", GPU ".join((socket.gethostname(), *order.gpus))
-        problem = f"the model could not be loaded on {place}: {told(error)}"
+        problem = f"the model could not be loaded on {place}: {error_text(error)}"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, "model"))  # a copy that a task has made for this process
     _keep_freed_memory()
