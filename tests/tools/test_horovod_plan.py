@@ -210,7 +210,7 @@ def test_a_cuda_build_of_pytorch_is_given_nccl(site: Path) -> None:
     assert made.target.frameworks == ["tensorflow", "torch"]
     assert not made.asked
     assert not made.left_out_of_gpu
-    assert made.found == (
+    assert made.included == (
         "TensorFlow 2.15.1: without CUDA",
         "PyTorch 2.13.0: built for CUDA 13.0",
         f"CUDA 13.0: pip's toolkit ({site}/nvidia/cu13)",
@@ -289,7 +289,7 @@ def test_the_users_toolkit_may_have_another_version(tmp_path: Path, site: Path) 
     home = system_toolkit(tmp_path / "cuda", "13.0")
     made = plan(TENSORFLOW, site=site, HOROVOD_CUDA_HOME=str(home))
     assert made.target.cuda == "13.0"
-    assert "(but TensorFlow 2.15.1 is built for CUDA 12.2)" in made.found[1]
+    assert "(but TensorFlow 2.15.1 is built for CUDA 12.2)" in made.included[1]
 
 
 def test_asking_for_nccl_gives_the_same_wheel(site: Path) -> None:

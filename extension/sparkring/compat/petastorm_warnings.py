@@ -26,9 +26,9 @@ def silence() -> None:
     # The next two filters hide warnings about modules of other packages that Petastorm 0.12 imports.
     warnings.filterwarnings("ignore", message=r"pkg_resources is deprecated", category=UserWarning)
     warnings.filterwarnings("ignore", message=r"pyarrow\.\w+ (is|was) deprecated", category=FutureWarning)
-    found = [entry for entry in os.environ.get("PYTHONWARNINGS", "").split(",") if entry]
+    entries = [entry for entry in os.environ.get("PYTHONWARNINGS", "").split(",") if entry]
     ours = [f"ignore::FutureWarning:{module}" for module in _WORKERS]
-    os.environ["PYTHONWARNINGS"] = ",".join(found + [entry for entry in ours if entry not in found])
+    os.environ["PYTHONWARNINGS"] = ",".join(entries + [entry for entry in ours if entry not in entries])
     import logging  # not at the top, since every rank imports this module; Petastorm imports logging anyway
 
     atexit.unregister(_let_functions_go)

@@ -54,7 +54,7 @@ class Horovod(Framework):
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         interface = self.endpoints[world.rank].interface
-        found = {
+        variables = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": self.host,
@@ -69,8 +69,8 @@ class Horovod(Framework):
             "HOROVOD_CROSS_SIZE": str(world.cross_size),
         }
         if interface:
-            found["HOROVOD_GLOO_IFACE"] = interface
-        return found
+            variables["HOROVOD_GLOO_IFACE"] = interface
+        return variables
 
     def defaults(self, world: World) -> dict[str, str]:
         interface = self.endpoints[world.rank].interface

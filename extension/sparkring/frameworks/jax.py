@@ -30,7 +30,7 @@ class Jax(Framework):
     def environment(self, world: World, start: Start) -> dict[str, str]:
         interface = self.endpoints[world.rank].interface
         coordinator = f"{self.endpoints[0].address}:{self.endpoints[0].port}"
-        found = {
+        variables = {
             "JAX_COORDINATOR_ADDRESS": coordinator,
             # Without this variable, the coordinator would listen on all network interfaces.
             "JAX_COORDINATOR_BIND_ADDRESS": coordinator,
@@ -39,8 +39,8 @@ class Jax(Framework):
         }
         if interface:
             # As for torch: Gloo and NCCL would otherwise choose an interface that other ranks may not reach.
-            found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = interface
-        return found
+            variables["GLOO_SOCKET_IFNAME"] = variables["NCCL_SOCKET_IFNAME"] = interface
+        return variables
 
     def defaults(self, world: World) -> dict[str, str]:
         # JAX 0.4 has no collectives on CPUs by default.

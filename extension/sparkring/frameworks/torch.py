@@ -36,7 +36,7 @@ class Torch(Framework):
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         interface = self.endpoints[world.rank].interface
-        found = {
+        variables = {
             "MASTER_ADDR": self.endpoints[0].address,
             "MASTER_PORT": str(self.endpoints[0].port),
             "RANK": str(world.rank),
@@ -59,8 +59,8 @@ class Torch(Framework):
             # may be unable to reach, and so would TensorPipe, which torch.distributed.rpc uses. NCCL would avoid the
             # loopback interface, through which local ranks connect.
             for library in ("GLOO_SOCKET", "NCCL_SOCKET", "TP_SOCKET"):
-                found[f"{library}_IFNAME"] = interface
-        return found
+                variables[f"{library}_IFNAME"] = interface
+        return variables
 
     def defaults(self, world: World) -> dict[str, str]:
         return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}

@@ -93,12 +93,12 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
 
     def _trained(self, rows: Rows, context: SparkContext) -> Trained:
         np, checkpoint_dir = self.value("num_proc"), self.value("checkpoint_dir")
-        told = _described({param.name: self.getOrDefault(param) for param in self.params})
-        code = f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in told.items())}).fit(df)"
+        parameters = _described({param.name: self.getOrDefault(param) for param in self.params})
+        code = f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in parameters.items())}).fit(df)"
         with contextlib.ExitStack() as stack:
             directory = ""
             if checkpoint_dir:
-                key = digest(told, _meaning(self), rows.version)[:16]
+                key = digest(parameters, _meaning(self), rows.version)[:16]
                 directory = stack.enter_context(_unfinished(locate(checkpoint_dir), key))
                 tell(f"checkpoints of this fit: {directory}")
             gang = None if directory else stack.enter_context(_warm_gang(np))
@@ -112,7 +112,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
                 resume=bool(directory),  # the directory is only for this code and this data
             )
             values = {
-                "training": Training(**{each.name: self.value(each.name) for each in fields(Training)}),
+                "training": Training(**{field.name: self.value(field.name) for field in fields(Training)}),
                 "model": self.value("model"),
                 "optimizer": self.value("optimizer"),
                 "data": rows.train,
@@ -120,8 +120,8 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
             }
             call = Call(type(self).train, (), values, self.imports)
             title = f"{type(self).__name__}.fit"
-            found: Trained = run_spec(RunSpec(call, options, self.framework, title, code, gang)).value
-        return found
+            trained: Trained = run_spec(RunSpec(call, options, self.framework, title, code, gang)).value
+        return trained
 
     def write(self) -> EstimatorWriter:
         """Return the writer. save(path) calls this method."""
@@ -217,9 +217,9 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_text(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_text(item)}" for key, item in value.items()) + "}"
     if is_keras(value):
-        return f"{type(value).__name__}({[tuple(each.shape) for each in value.weights]})"
+        return f"{type(value).__name__}({[tuple(weight.shape) for weight in value.weights]})"
     if hasattr(value, "get_config") and not isinstance(value, type):
         return f"{type(value).__name__}({value.get_config()})"
     if isinstance(value, type) or type(value).__name__ in ("function", "partial", "builtin_function_or_method"):

@@ -64,8 +64,8 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
         )
     seed = fitting.value("random_seed")
 
-    def open_it(where: Any, said: str, size: int, remainder: Any, shuffle: bool) -> Shards:
-        found = shards(
+    def open_it(where: Any, condition: str, size: int, remainder: Any, shuffle: bool) -> Shards:
+        data = shards(
             copy.location.written,
             size,
             columns=names,
@@ -76,9 +76,9 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
             remainder=remainder,
             dtype="float32",
         )
-        found.layout.data = name_of(names)
-        found.layout.making = replace(found.layout.making, caller="estimator")
-        return replace(found, dataset=replace(found.dataset, name=found.layout.data, where=said))
+        data.layout.data = name_of(names)
+        data.layout.making = replace(data.layout.making, caller="estimator")
+        return replace(data, dataset=replace(data.dataset, name=data.layout.data, where=condition))
 
     batch_size = fitting.value("batch_size")
     rows, chosen = copy.facts["rows"], pc.field(_SPLIT)
@@ -97,9 +97,9 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
             "ranks needs one: use more rows or fewer ranks."
         )
     val_size = min(fitting.value("val_batch_size") or batch_size, rows["validation"] // ranks)
-    said = validation if isinstance(validation, str) else "validation"
-    train = open_it(~chosen, f"not {said}", batch_size, "drop", fitting.value("shuffle"))
-    return Rows(train, open_it(chosen, said, val_size, "join", False), copy.version)
+    split = validation if isinstance(validation, str) else "validation"
+    train = open_it(~chosen, f"not {split}", batch_size, "drop", fitting.value("shuffle"))
+    return Rows(train, open_it(chosen, split, val_size, "join", False), copy.version)
 
 
 def _names(fitting: Fitting) -> list[str]:
@@ -131,7 +131,7 @@ def _facts(copy: Location) -> dict[str, Any]:
     """Return how many rows are for training and for validation, and the number of nulls in each column that has any."""
     nulls: Counter[str] = Counter()
     total = chosen = 0
-    for path in (each for each in copy.fs.ls(copy.path, detail=False) if each.endswith(".parquet")):
+    for path in (path for path in copy.fs.ls(copy.path, detail=False) if path.endswith(".parquet")):
         with copy.fs.open(path, "rb") as opened:
             file = parquet.ParquetFile(opened)
             total += file.metadata.num_rows

@@ -95,9 +95,9 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
 
     def copy(self, extra: Any = None) -> Any:
         """Return a copy of this transformer with the same model. `extra` overrides parameters."""
-        found = super().copy(extra)
-        found._making = threading.Lock()
-        return found
+        transformer = super().copy(extra)
+        transformer._making = threading.Lock()
+        return transformer
 
     def write(self) -> ModelWriter:
         """Return the writer. save(path) calls this method."""

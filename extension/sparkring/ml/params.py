@@ -124,8 +124,8 @@ class Fitting(Columns):
         columns = ("feature_cols=['features']", "label_cols=['label']")
         for example in ("model=make_model", "optimizer=make_optimizer", "loss='mse'", *columns):
             name = example.partition("=")[0]
-            found = self.value(name)
-            if found is None or (isinstance(found, list | tuple | str) and not found):
+            value = self.value(name)
+            if value is None or (isinstance(value, list | tuple | str) and not value):
                 raise OptionsError(f"{who}: {name} is missing: set it, as in {example}.")
         for name in ("batch_size", "val_batch_size", "epochs"):
             number = self.value(name)
@@ -133,11 +133,11 @@ class Fitting(Columns):
                 raise OptionsError(f"{who}: {name}={number}: expected at least 1.")
         features, labels = self.value("feature_cols"), self.value("label_cols")
         for name in ("output_cols", "loss", "loss_weights", "input_shapes"):
-            found, wanted = self.value(name), features if name == "input_shapes" else labels
+            value, wanted = self.value(name), features if name == "input_shapes" else labels
             allowed = {len(wanted), 1} if name == "loss" else {len(wanted)}  # one loss can be for all labels
-            if isinstance(found, list | tuple) and len(found) not in allowed:
+            if isinstance(value, list | tuple) and len(value) not in allowed:
                 raise OptionsError(
-                    f"{who}: {name} has {len(found)} entries, but needs {len(wanted)}: one for each of "
+                    f"{who}: {name} has {len(value)} entries, but needs {len(wanted)}: one for each of "
                     f"{', '.join(wanted)}."
                 )
         share = self.value("validation")

@@ -101,11 +101,14 @@ class EstimatorWriter(DefaultParamsWriter):  # type: ignore[misc]
         values = {param.name: value for param, value in self.instance._paramMap.items()}
         plain = {name: value for name, value in values.items() if _is_plain(value)}
         named = {name: _importable(value) for name, value in values.items() if name not in plain}
-        rest = {name: values[name] for name, found in named.items() if not found}
+        rest = {name: values[name] for name, import_path in named.items() if not import_path}
         with tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
             if rest:
                 _pickle(rest, Path(folder, _CODE), ", ".join(f"`{name}`" for name in rest))
-            extra = {"imported": {name: found for name, found in named.items() if found}, "pickled": bool(rest)}
+            extra = {
+                "imported": {name: import_path for name, import_path in named.items() if import_path},
+                "pickled": bool(rest),
+            }
             DefaultParamsWriter.saveMetadata(self.instance, path, self.sc, extra, plain)
             if rest:
                 _copy(self.sc, _local(folder), f"{path}/{_FILES}")
@@ -117,7 +120,9 @@ class EstimatorReader(DefaultParamsReader):  # type: ignore[misc]
     def load(self, path: str) -> Any:
         """Return the estimator that was saved at `path`."""
         estimator, metadata = _with_params(self, path)
-        estimator._set(**{name: pkgutil.resolve_name(found) for name, found in metadata["imported"].items()})
+        estimator._set(
+            **{name: pkgutil.resolve_name(import_path) for name, import_path in metadata["imported"].items()}
+        )
         if metadata["pickled"]:
             with _files(self.sc, path) as folder:
                 estimator._set(**pickle.loads((folder / _CODE).read_bytes()))
@@ -142,10 +147,10 @@ def _importable(value: Any) -> str:
     if not module or not name or module == "__main__":
         return ""
     try:
-        found = pkgutil.resolve_name(f"{module}:{name}")
+        resolved = pkgutil.resolve_name(f"{module}:{name}")
     except (ImportError, AttributeError, ValueError):
         return ""
-    return f"{module}:{name}" if found is value else ""
+    return f"{module}:{name}" if resolved is value else ""
 
 
 def _pickle(value: Any, file: Path, what: str) -> None:
@@ -161,7 +166,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     return value is None or type(value) in (bool, int, float, str)
 
 

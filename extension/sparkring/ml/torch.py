@@ -44,11 +44,11 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
     # A module that was sent to the rank is not copied again, because the optimizer may refer to the module's
     # parameters.
     module = (model if is_torch(model) else new_model(model)).to(device)
-    found = _Loop(training, module, _optimizer(optimizer, module), device).run(data, validation)
+    trained = _Loop(training, module, _optimizer(optimizer, module), device).run(data, validation)
     if own:
         dist.barrier()  # without it, PyTorch 2.1 can hang in destroy_process_group()
         dist.destroy_process_group()
-    return found
+    return trained
 
 
 class _Loop:
@@ -57,8 +57,8 @@ class _Loop:
     def __init__(self, training: Training, module: Any, optimizer: Any, device: Any) -> None:
         self._training = training
         self._module, self._optimizer, self._device = module, optimizer, device
-        self._losses = [_loss(each, bool(training.sample_weight_col)) for each in _listed(training.loss)]
-        floats = [each.dtype for each in module.parameters() if each.is_floating_point()]
+        self._losses = [_loss(loss, bool(training.sample_weight_col)) for loss in _listed(training.loss)]
+        floats = [parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()]
         self._dtype = floats[0] if floats else None
         several = len(training.label_cols) > 1
         self._names = [
@@ -107,7 +107,7 @@ class _Loop:
         import torch.distributed as dist
 
         sums = torch.zeros(len(self._names) + 2, dtype=torch.float64)
-        said, steps = time.monotonic(), data.steps
+        reported_at, steps = time.monotonic(), data.steps
         with torch.set_grad_enabled(bool(epoch)):
             for step, batch in enumerate(data.as_torch(), 1):
                 loss, metrics, rows = self._measured(model, batch)
@@ -116,13 +116,13 @@ class _Loop:
                     loss.backward()
                     self._optimizer.step()
                 sums += torch.tensor([float(value) * rows for value in (loss.detach(), *metrics, 1)])
-                if epoch and time.monotonic() - said >= REPORT_EVERY_S:
-                    said = time.monotonic()
+                if epoch and time.monotonic() - reported_at >= REPORT_EVERY_S:
+                    reported_at = time.monotonic()
                     report.log(step=step, epoch=epoch, steps=steps, epochs=self._training.epochs, loss=loss)
         sums = sums.to(self._device)
         dist.all_reduce(sums)
-        *found, rows = sums.tolist()
-        return dict(zip(["loss", *self._names], (each / rows for each in found), strict=True))
+        *totals, rows = sums.tolist()
+        return dict(zip(["loss", *self._names], (total / rows for total in totals), strict=True))
 
     def _measured(self, model: Any, batch: dict[str, Any]) -> tuple[Any, list[Any], int]:
         """Return the loss of a batch, its metrics and the number of its rows."""
@@ -132,11 +132,11 @@ class _Loop:
         tensors = {name: tensor.to(self._device) for name, tensor in batch.items()}
         inputs = [tensors[name] for name in training.feature_cols]
         try:
-            outputs = model(*(each.to(self._dtype) if each.is_floating_point() else each for each in inputs))
+            outputs = model(*(tensor.to(self._dtype) if tensor.is_floating_point() else tensor for tensor in inputs))
         except RuntimeError as error:
-            if "shape" not in str(error) or all(each.ndim > 1 for each in inputs):
+            if "shape" not in str(error) or all(tensor.ndim > 1 for tensor in inputs):
                 raise
-            shapes = [[-1, *each.shape[1:]] if each.ndim > 1 else [-1, 1] for each in inputs]
+            shapes = [[-1, *tensor.shape[1:]] if tensor.ndim > 1 else [-1, 1] for tensor in inputs]
             raise OptionsError(
                 f"the model failed: {error}. A column of numbers is an array of shape [rows]: for [rows, 1], set "
                 f"input_shapes={shapes}; for several columns as one array, use VectorAssembler."
@@ -173,10 +173,12 @@ def check(loss: Any, optimizer: Any) -> None:
     """Raise OptionsError if a loss or the optimizer cannot be used."""
     from torch.nn import functional
 
-    for each in _listed(loss):
-        if not callable(each) and not (isinstance(each, str) and callable(getattr(functional, each, None))):
+    for candidate in _listed(loss):
+        if not callable(candidate) and not (
+            isinstance(candidate, str) and callable(getattr(functional, candidate, None))
+        ):
             raise OptionsError(
-                f"TorchEstimator: loss={each!r}: expected a function of an output and its label, such as "
+                f"TorchEstimator: loss={candidate!r}: expected a function of an output and its label, such as "
                 "torch.nn.MSELoss(), or the name of a function in torch.nn.functional, such as 'mse_loss'."
             )
     if not (callable(optimizer) or hasattr(optimizer, "param_groups")):
@@ -219,8 +221,11 @@ def _replaced(module: Any, change: Callable[[Any], Any]) -> Any:
             done[id(old)] = (old, torch.nn.Parameter(new, old.requires_grad) if is_parameter else new)
         return done[id(old)][1]
 
-    for each in module.modules():
-        for tensors, apart in ((each._parameters, ()), (each._buffers, each._non_persistent_buffers_set)):
+    for submodule in module.modules():
+        for tensors, apart in (
+            (submodule._parameters, ()),
+            (submodule._buffers, submodule._non_persistent_buffers_set),
+        ):
             for name, tensor in tensors.items():
                 if tensor is not None and name not in apart:
                     tensors[name] = replaced(tensor)

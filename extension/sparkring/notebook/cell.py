@@ -100,8 +100,8 @@ def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
                 node,
                 where,
                 f"{mark}{name} needs the notebook's IPython, which ranks do not have. Run it in a separate cell. "
-                f"Ranks have !commands, {', '.join('%' + each for each in LINE_MAGICS)}, and at the top of a cell "
-                f"{', '.join('%%' + each for each in CELL_MAGICS)}.",
+                f"Ranks have !commands, {', '.join('%' + magic for magic in LINE_MAGICS)}, and at the top of a cell "
+                f"{', '.join('%%' + magic for magic in CELL_MAGICS)}.",
             )
 
 

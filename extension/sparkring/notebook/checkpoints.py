@@ -68,8 +68,8 @@ def _checkpoints(shell: Any, line: str) -> None:
         metric, mode = getattr(value, "metric", None) or "", getattr(value, "mode", None)
     with CheckProgress() as progress:
         location = directory_of(value, source)
-        found = inventory(location, check=given["check"], metric=metric, mode=mode or "min", say=progress.tell)
-    show_checkpoints(found)
+        listing = inventory(location, check=given["check"], metric=metric, mode=mode or "min", say=progress.tell)
+    show_checkpoints(listing)
 
 
 MAGICS = (Magic("checkpoints", "line", _HELP.format(options=OPTIONS.help()), _checkpoints, OPTIONS.complete),)

@@ -54,16 +54,16 @@ def _doctor(shell: Any, line: str) -> None:
     from sparkring.views.progress_line import ProgressLine
 
     source = OPTIONS.parse(line)["directory"]
-    found: list[Section] = []
+    sections: list[Section] = []
     stopped = False
     with ProgressLine() as progress:
         try:
             for section in examine(_location(shell, source) if source else None, [_view()], progress.say):
-                found.append(section)
+                sections.append(section)
         except KeyboardInterrupt:
             stopped = True
-    if found:
-        show_findings(found)
+    if sections:
+        show_findings(sections)
     if stopped:
         raise interrupted("before all checks were done")
 

@@ -18,7 +18,7 @@ def split_options(line: str, parse: Callable[[str], Parsed | None]) -> tuple[Par
 
     `parse` returns None if a text is not what the magic expects. If no beginning of the line is, return None.
     """
-    ends = [found.start() for found in re.finditer(r"(?<=\s)(#|-\S+)", line) if _begins_options(found[0])]
+    ends = [match.start() for match in re.finditer(r"(?<=\s)(#|-\S+)", line) if _begins_options(match[0])]
     for end in [*ends, len(line)]:
         parsed = parse(line[:end].strip())
         if parsed is not None:
@@ -46,7 +46,11 @@ def variables_like(current: str) -> list[str]:
     if shell is None or not (owner or name):
         return []
     names = shell.user_ns if owner is None else dir(shell.user_ns.get(owner))
-    return [begin + each for each in names if each.startswith(name) and (name or not each.startswith("_"))]
+    return [
+        begin + candidate
+        for candidate in names
+        if candidate.startswith(name) and (name or not candidate.startswith("_"))
+    ]
 
 
 def complete_expression(line: str, split: Callable[[str], tuple[object, str]], table: OptionsTable) -> list[str]:
@@ -80,5 +84,5 @@ def evaluated(magic: str, written: str, code: types.CodeType, namespace: dict[st
         traceback = error.__traceback__
         deeper = traceback.tb_next.tb_next if traceback is not None and traceback.tb_next is not None else None
         failure = as_failure(error.with_traceback(deeper))
-        said = f"{magic}: `{written}` raised {failure.summary}."
-        raise OptionsError(said if deeper is None else f"{said}\n\n{failure.traceback.rstrip()}") from None
+        message = f"{magic}: `{written}` raised {failure.summary}."
+        raise OptionsError(message if deeper is None else f"{message}\n\n{failure.traceback.rstrip()}") from None

@@ -151,13 +151,13 @@ def split(line: str) -> tuple[Clause, str]:
 
     Raise OptionsError if the line does not begin with a clause.
     """
-    found = split_options(line, _clause)
-    if found is None:
+    parts = split_options(line, _clause)
+    if parts is None:
         raise OptionsError(
             "%%foreach begins with `TARGETS in ITEMS`, as a for loop does: for example `%%foreach store in stores -n "
             "-4`."
         )
-    return found
+    return parts
 
 
 def _clause(written: str) -> Clause | None:

@@ -211,10 +211,10 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
         except OSError:  # the run has been removed in the meantime, to make room for newer runs
             continue
         took = describe.duration(finished.time - started.time) if finished and started.time else ""
-        unfinished, said = "running, or its kernel was killed", finished.message if finished else ""
+        unfinished, summary = "running, or its kernel was killed", finished.message if finished else ""
         if path.name in in_background:
             took, unfinished = describe.duration(int(time.time() - started.time)), "running"
-            said = describe.stream(in_background[path.name].record)
+            summary = describe.stream(in_background[path.name].record)
         yield (
             path.name,
             describe.first_line(started.title, TITLE_CHARACTERS),
@@ -222,7 +222,7 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
             f"{_ranks(started)} {started.where}",
             reading.named_shortly(data),
             finished.outcome if finished else unfinished,
-            describe.first_line(said, 100),
+            describe.first_line(summary, 100),
         )
 
 
@@ -307,8 +307,8 @@ def _logs(shell: Any, line: str) -> None:
 
 def _last(text: str, lines: int | None) -> str:
     """Return the last `lines` lines of `text`, or all of it if `lines` is None."""
-    found = io.StringIO(text).readlines()  # unlike splitlines(), it keeps the states of a progress bar together
-    return text if lines is None else "".join(found[max(0, len(found) - lines) :])
+    text_lines = io.StringIO(text).readlines()  # unlike splitlines(), it keeps the states of a progress bar together
+    return text if lines is None else "".join(text_lines[max(0, len(text_lines) - lines) :])
 
 
 def _in_lines(text: str) -> str:

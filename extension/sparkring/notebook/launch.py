@@ -185,13 +185,13 @@ def split_data(line: str) -> tuple[str, str]:
     if option is None:
         return "", line
     after = line[option.end() :]
-    found = split_options(after, _expression)
-    if found is None:
+    parts = split_options(after, _expression)
+    if parts is None:
         written = after.strip().partition(" ")[0]
         raise OptionsError(
             f"%%barrier: --data needs a DataFrame, such as --data df or --data df.limit(8): {written!r}."
         )
-    return found[0], f"{line[: option.start()]} {found[1]}"
+    return parts[0], f"{line[: option.start()]} {parts[1]}"
 
 
 def _expression(written: str) -> str | None:

@@ -139,13 +139,13 @@ def split(line: str) -> tuple[Expression, str]:
 
     Raise OptionsError if the line does not begin with an expression.
     """
-    found = split_options(line, _expression)
-    if found is None:
+    parts = split_options(line, _expression)
+    if parts is None:
         raise OptionsError(
             "%%stream begins with a streaming DataFrame or an iterable of batches: for example `%%stream df "
             "--checkpoint-dir dbfs:/ml/live`."
         )
-    return found
+    return parts
 
 
 def _expression(written: str) -> Expression | None:

@@ -41,7 +41,7 @@ def control_groups(controller: str, root: str = "") -> list[tuple[int, str]]:
     except OSError:
         return []
     mount = f"{root}/sys/fs/cgroup"
-    found: dict[tuple[int, str], None] = {}
+    folders: dict[tuple[int, str], None] = {}
     for _, names, path in lines:
         if names and controller not in names.split(","):
             continue
@@ -49,8 +49,8 @@ def control_groups(controller: str, root: str = "") -> list[tuple[int, str]]:
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for hierarchy in hierarchies:
             for depth in range(len(parts), -1, -1):
-                found[version, "/".join(filter(None, (mount, hierarchy, *parts[:depth])))] = None
-    return list(found)
+                folders[version, "/".join(filter(None, (mount, hierarchy, *parts[:depth])))] = None
+    return list(folders)
 
 
 def _allowed() -> int:

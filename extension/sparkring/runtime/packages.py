@@ -41,10 +41,10 @@ def require(module: str, what: str, error: type[SparkringError] = OptionsError, 
         package = module.partition(".")[0]
         if package == "sparkring":
             raise (lacking(problem, what) or problem) from None
-        said = f"{what} needs {package}, which is not installed here"
+        message = f"{what} needs {package}, which is not installed here"
         if not isinstance(problem, ModuleNotFoundError) or problem.name != package:
-            said = f"{what} needs {package}, which cannot be imported here ({problem})"
-        raise error(f"{said}: {command(package)}{otherwise}.") from problem
+            message = f"{what} needs {package}, which cannot be imported here ({problem})"
+        raise error(f"{message}: {command(package)}{otherwise}.") from problem
 
 
 def lacking(problem: ImportError, what: str) -> OptionsError | None:

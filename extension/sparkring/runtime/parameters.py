@@ -24,9 +24,9 @@ class Parameters(tuple[Any, ...]):
     _fields: tuple[str, ...]
 
     def __new__(cls, names: Iterable[str], values: Iterable[Any]) -> Parameters:
-        found = super().__new__(cls, values)
-        found._fields = tuple(names)
-        return found
+        parameters = super().__new__(cls, values)
+        parameters._fields = tuple(names)
+        return parameters
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Parameters, (self._fields, tuple(self))

@@ -88,11 +88,11 @@ def log(
 
 def numbers(logs: Any) -> dict[str, float]:
     """Return the values in Keras' `logs` that are single numbers. Tables and `best=` need numbers."""
-    found = {}
+    values = {}
     for name, value in (logs or {}).items():
         with contextlib.suppress(TypeError, ValueError):
-            found[name] = float(value)
-    return found
+            values[name] = float(value)
+    return values
 
 
 def log_to_driver(message: object) -> None:

@@ -41,7 +41,7 @@ def here() -> Here:
     return _current
 
 
-def enter(found: Here) -> None:
-    """Make here() return `found` from now on. A rank calls this before it runs a cell or a function."""
+def enter(point: Here) -> None:
+    """Make here() return `point` from now on. A rank calls this before it runs a cell or a function."""
     global _current
-    _current = found
+    _current = point

@@ -69,9 +69,9 @@ def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_
     return [placed[member] for member in range(len(nodes))]
 
 
-def share_gpus(gpus: Sequence[_Gpu], ranks: int, each: int) -> list[tuple[_Gpu, ...]]:
-    """Divide a node's GPUs among its ranks: the first `each` are for local rank 0, and so on."""
-    return [tuple(gpus[rank * each : (rank + 1) * each]) for rank in range(ranks)]
+def share_gpus(gpus: Sequence[_Gpu], ranks: int, per_rank: int) -> list[tuple[_Gpu, ...]]:
+    """Divide a node's GPUs among its ranks: the first `per_rank` are for local rank 0, and so on."""
+    return [tuple(gpus[rank * per_rank : (rank + 1) * per_rank]) for rank in range(ranks)]
 
 
 def is_mig(address: str) -> bool:

@@ -34,9 +34,9 @@ class Pace:
         `fresh` is the output since the last call, and `passed_s` is how many seconds the build has taken so far.
         """
         self._passed_s = passed_s
-        for found in _STEP.findall(fresh):
-            self._seen.setdefault(int(found), passed_s)
-        percent = max((each for each in self._seen if each < 100), default=None)
+        for step in _STEP.findall(fresh):
+            self._seen.setdefault(int(step), passed_s)
+        percent = max((step for step in self._seen if step < 100), default=None)
         if percent is None:  # cmake is still configuring
             first = min(self._shares.values())
             return min(passed_s / self._whole_s, first) if self._whole_s else None
@@ -57,10 +57,10 @@ class Pace:
 def _last(kept: Path) -> tuple[Mapping[int, float], float]:
     """Return the shares and the seconds of the last build on this machine; if there was none, _MEASURED and 0."""
     try:
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        shares = {int(percent): float(share) for percent, share in found["shares"].items()}
+        content = json.loads(kept.read_text(encoding="utf-8"))
+        shares = {int(percent): float(share) for percent, share in content["shares"].items()}
         if shares and all(0 < share < 1 for share in shares.values()):
-            return shares, float(found["seconds"])
+            return shares, float(content["seconds"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass  # there is no file, or it was written by another version of this module
     return _MEASURED, 0.0

@@ -36,10 +36,10 @@ class Progress:
         if self._rewrites or now - self._shown >= 10:
             self._shown = now
             passed = now - self._begun
-            told = [f"{passed:.0f} s"]
+            parts = [f"{passed:.0f} s"]
             if share:
-                told = [f"{100 * share:.0f} %", *told, _left(passed * (1 - share) / share)]
-            self._show(f"{self._text} … {', '.join(told)}")
+                parts = [f"{100 * share:.0f} %", *parts, _left(passed * (1 - share) / share)]
+            self._show(f"{self._text} … {', '.join(parts)}")
 
     def done(self) -> None:
         """End the step, and show how long it took."""

@@ -14,6 +14,6 @@ __all__ = ["Version", "iter_entry_points", "parse_version"]
 
 def iter_entry_points(group: str, name: str | None = None) -> Iterator[SimpleNamespace]:
     """Yield the entry points of a group, or only those called `name`, with the attributes that TensorBoard uses."""
-    for found in entry_points(group=group):
-        if name in (None, found.name):
-            yield SimpleNamespace(name=found.name, load=found.load, resolve=found.load)
+    for entry_point in entry_points(group=group):
+        if name in (None, entry_point.name):
+            yield SimpleNamespace(name=entry_point.name, load=entry_point.load, resolve=entry_point.load)

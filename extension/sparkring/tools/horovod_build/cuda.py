@@ -95,25 +95,25 @@ def find_nccl(
     home = environ.get("HOROVOD_NCCL_HOME")
     if home or include or library:
         roots = [Path(home)] if home else [toolkit.home, *SYSTEM_ROOTS]
-        found = _nccl_in([Path(include)] if include else _folders(roots, _INCLUDES), _library_folders(library, roots))
+        nccl = _nccl_in([Path(include)] if include else _folders(roots, _INCLUDES), _library_folders(library, roots))
         named = " and ".join(name for name in ("HOME", "INCLUDE", "LIB") if environ.get(f"HOROVOD_NCCL_{name}"))
-        return found or Missing(
+        return nccl or Missing(
             f"there is no NCCL (nccl.h and libnccl) where HOROVOD_NCCL_{named} points",
             "correct this variable, or unset it",
         )
     reasons = []
     for site in site_packages:
         package = site / "nvidia" / "nccl"
-        found = _nccl_in([package / "include"], [package / "lib"], in_packages=True)
-        if found:
+        nccl = _nccl_in([package / "include"], [package / "lib"], in_packages=True)
+        if nccl:
             majors = {folder.name.split("_cu")[1].split("-")[0] for folder in site.glob("nvidia_nccl_cu*-*.dist-info")}
             if not majors or _major(toolkit.version) in majors:
-                return found
+                return nccl
             reasons.append(f"pip's NCCL is for CUDA {' and '.join(sorted(majors))}")
     for root in (toolkit.home, *SYSTEM_ROOTS):
-        found = _nccl_in(_folders([root], _INCLUDES), _folders([root], _LIBRARIES))
-        if found:
-            return found
+        nccl = _nccl_in(_folders([root], _INCLUDES), _folders([root], _LIBRARIES))
+        if nccl:
+            return nccl
     return Missing(
         f"no NCCL for CUDA {toolkit.version} was found{': ' + '; '.join(reasons) if reasons else ''}",
         f"run `pip install nvidia-nccl-cu{_major(toolkit.version)}`",

@@ -32,14 +32,14 @@ TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 
 def installed_frameworks() -> dict[str, Framework]:
     """Return the frameworks that are installed, by name; TensorFlow comes first."""
-    found = {}
+    frameworks = {}
     for name, distributions in (("tensorflow", TENSORFLOW_NAMES), ("torch", ("torch",))):
         distribution = next(filter(installed_version, distributions), None)
         if distribution:
             version = installed_version(distribution)
             assert version is not None
-            found[name] = Framework(name, version, _CUDA_OF[name](distribution))
-    return found
+            frameworks[name] = Framework(name, version, _CUDA_OF[name](distribution))
+    return frameworks
 
 
 def installed_version(*names: str) -> str | None:

@@ -20,14 +20,14 @@ from sparkring.tools.horovod_build.target import Target, target_for
 class Plan:
     """What to build. `toolkit` is None for a build without CUDA, and `nccl` for one without NCCL.
 
-    `found` holds a line for each thing that was found, and `left_out` one for each thing that is left out. Those that
+    `included` holds a line for each thing that was found, `left_out` one for each thing that is left out. Those that
     concern GPUs are in `left_out_of_gpu`. `asked` is whether the user has asked for GPU operations; otherwise, a build
     with CUDA that fails is followed by one without CUDA.
     """
 
     target: Target
     options: Options
-    found: tuple[str, ...] = ()
+    included: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     left_out_of_gpu: tuple[str, ...] = ()
     toolkit: Toolkit | None = None
@@ -37,7 +37,7 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """All lines about what was found and what is left out."""
-        return [*self.found, *(f"Left out: {line}" for line in self.left_out + self.left_out_of_gpu)]
+        return [*self.included, *(f"Left out: {line}" for line in self.left_out + self.left_out_of_gpu)]
 
     def without_cuda(self) -> Plan:
         """Return the same plan without CUDA."""
@@ -61,7 +61,8 @@ def make_plan(
         target_for(frameworks, options.digest),
         options,
         tuple(
-            f"{each}: {f'built for CUDA {each.cuda}' if each.cuda else 'without CUDA'}" for each in frameworks.values()
+            f"{framework}: {f'built for CUDA {framework.cuda}' if framework.cuda else 'without CUDA'}"
+            for framework in frameworks.values()
         ),
         (*left_out, *([] if options.uses_mpi else ["MPI, unless HOROVOD_WITH_MPI is 1"])),
         asked=bool(options.operations) and not options.chooses_rocm,
@@ -69,7 +70,7 @@ def make_plan(
     if options.chooses_rocm:
         return plan
     if not plan.asked:
-        if not linux or not any(each.cuda for each in frameworks.values()):
+        if not linux or not any(framework.cuda for framework in frameworks.values()):
             return plan
         if options.refuses_gpu:
             return _leave_out(plan, "CUDA and NCCL", f"{ALL_GPU_OPERATIONS} is empty")
@@ -104,7 +105,7 @@ def _with_cuda(
     obstacle = _obstacle(frameworks)
     if obstacle:
         return _leave_out(plan, "CUDA and NCCL", obstacle.reason, obstacle.fix)
-    for_cuda = next(each for each in frameworks.values() if each.cuda)
+    for_cuda = next(framework for framework in frameworks.values() if framework.cuda)
     assert for_cuda.cuda is not None
     toolkit = cuda.find_toolkit(environ, site_packages, for_cuda.cuda)
     if isinstance(toolkit, Missing):
@@ -115,7 +116,7 @@ def _with_cuda(
         plan,
         toolkit=toolkit,
         target=replace(plan.target, cuda=toolkit.version),
-        found=(*plan.found, f"CUDA {toolkit.version}: {toolkit.origin}{warning}"),
+        included=(*plan.included, f"CUDA {toolkit.version}: {toolkit.origin}{warning}"),
     )
     if plan.asked and "NCCL" not in plan.options.operations:
         return plan
@@ -130,7 +131,7 @@ def _with_cuda(
         plan,
         nccl=nccl,
         target=replace(plan.target, nccl=nccl.version, nccl_in_packages=nccl.in_packages),
-        found=(*plan.found, f"NCCL {nccl.version}: {nccl.binary}"),
+        included=(*plan.included, f"NCCL {nccl.version}: {nccl.binary}"),
     )
 
 
@@ -139,7 +140,7 @@ def _obstacle(frameworks: Mapping[str, Framework]) -> Missing | None:
 
     Beside a framework that is built for CUDA, there may be one that is not. Its part of Horovod is built without CUDA.
     """
-    versions = {each.cuda.split(".")[0] for each in frameworks.values() if each.cuda}
+    versions = {framework.cuda.split(".")[0] for framework in frameworks.values() if framework.cuda}
     if not versions:
         without = " and ".join(map(str, frameworks.values()))
         return Missing(
@@ -147,7 +148,7 @@ def _obstacle(frameworks: Mapping[str, Framework]) -> Missing | None:
             "install a CUDA build of a framework, or unset this variable",
         )
     if len(versions) > 1:
-        built_for = " and ".join(f"{each} is built for CUDA {each.cuda}" for each in frameworks.values())
+        built_for = " and ".join(f"{framework} is built for CUDA {framework.cuda}" for framework in frameworks.values())
         return Missing(built_for, "set HOROVOD_WITHOUT_TENSORFLOW=1 or HOROVOD_WITHOUT_PYTORCH=1")
     return None
 
@@ -155,7 +156,9 @@ def _obstacle(frameworks: Mapping[str, Framework]) -> Missing | None:
 def _leave_out(plan: Plan, what: str, why: str, fix: str = "") -> Plan:
     """Return the plan with one more line on what it leaves out. If the user has asked for it, raise BuildError."""
     if plan.asked:
-        asked, value = next(each for each in plan.options.variables.items() if each[0].startswith("HOROVOD_GPU_"))
+        asked, value = next(
+            variable for variable in plan.options.variables.items() if variable[0].startswith("HOROVOD_GPU_")
+        )
         raise BuildError(f"{asked} is {value}, but {why}: {fix}, {AGAIN}")
     line = f"{what}, since {why}" + (f". To build with it, {fix}" if fix else "")
     return replace(plan, left_out_of_gpu=(*plan.left_out_of_gpu, line))

@@ -27,9 +27,11 @@ def find_cmake() -> Path:
     """Return a cmake of a usable version: HOROVOD_CMAKE, else the environment's own, else the one on PATH."""
     fix = f"run `{sys.executable} -m pip install 'cmake<4'`, {AGAIN}"
     chosen = os.environ.get("HOROVOD_CMAKE")
-    found = [chosen] if chosen else [shutil.which("cmake", path=path) for path in (sysconfig.get_path("scripts"), None)]
+    candidates = (
+        [chosen] if chosen else [shutil.which("cmake", path=path) for path in (sysconfig.get_path("scripts"), None)]
+    )
     refused = None
-    for cmake in found:
+    for cmake in candidates:
         if cmake is None or shutil.which(cmake) is None:
             continue
         answer = subprocess.run([cmake, "--version"], capture_output=True, text=True, check=False)
