@@ -17,7 +17,7 @@ from sparkring.cluster.slots import Slots, Stage
 from sparkring.cluster.survey import TaskReport
 from sparkring.engine.doctor import builds, checks, examination, gpus, machine, spark, storage
 from sparkring.engine.doctor.builds import Build, HorovodBuild
-from sparkring.engine.doctor.gpus import Gpu, GpuProcess, Gpus
+from sparkring.engine.doctor.gpus import GpuProcess, Gpus, GpuState
 from sparkring.engine.doctor.machine import Room
 from sparkring.errors import PathError
 from sparkring.history.findings import Section, note, ok, problem
@@ -202,11 +202,13 @@ def test_the_driver_and_the_builds(cuda, expected):
 
 def test_memory_that_the_notebook_holds():
     def held(used_bytes):
-        return gpus.held_by_notebook(Gpu("0", "GPU", processes=(GpuProcess(1, "python", used_bytes, "notebook"),)), [])
+        return gpus.held_by_notebook(
+            GpuState("0", "GPU", processes=(GpuProcess(1, "python", used_bytes, "notebook"),)), []
+        )
 
     assert [held(used).level for used in (None, 1 << 20, 2 << 30)] == ["note", "note", "problem"]
     assert "an unknown amount of memory" in held(None).what
-    assert gpus.held_by_notebook(Gpu("0", "GPU", processes=(GpuProcess(1, "python", 2 << 30),)), []) is None
+    assert gpus.held_by_notebook(GpuState("0", "GPU", processes=(GpuProcess(1, "python", 2 << 30),)), []) is None
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_nccl_interface(setting, expected):
 
 
 def test_visible_gpus():
-    two = [Gpu("0", "GPU"), Gpu("1", "GPU")]
+    two = [GpuState("0", "GPU"), GpuState("1", "GPU")]
     found = [gpus.visible(setting, two) for setting in (None, "1", "0,2", "")]
     assert [[each.level for each in some] for some in found] == [[], ["ok"], ["problem"], ["note"]]
 

@@ -19,14 +19,14 @@ from waiting import DEADLINE_S
 from sparkring.capture.content import digest
 from sparkring.capture.packing import pack, unpack_names
 from sparkring.capture.source_lines import keep_lines
-from sparkring.checkpointing.results import Results
+from sparkring.checkpointing.results import KeptResults
 from sparkring.engine.foreach import api as foreach_api
 from sparkring.engine.foreach import kept, pool, slot, slots
 from sparkring.engine.foreach.items import Items, Targets
 from sparkring.engine.foreach.meaning import meaning_of
 from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.run import ForeachSpec, prepare
-from sparkring.engine.foreach.schedule import Attempt, Item
+from sparkring.engine.foreach.schedule import Item, ItemAttempt
 from sparkring.engine.run import api
 from sparkring.engine.run.polling import poll_until
 from sparkring.engine.run.spec import Call, Cell
@@ -341,7 +341,7 @@ def test_the_item_behind_one_that_takes_too_long(waits, cause, watch, monkeypatc
     settings = slot.SlotSettings(lambda number: FakeLauncher(cell), timeout_each_s=0.05, ahead=True)
     found = slot.Slot(0, settings, lambda number: None)
     requests = [CELL._replace(run=CELL.run._replace(what=NextItem(seed=seed))) for seed in (0, 1)]
-    attempts = [Attempt(Item(number, str(number))) for number in (0, 1)]
+    attempts = [ItemAttempt(Item(number, str(number))) for number in (0, 1)]
     ended: list[slot.Ended] = []
 
     def poll(seconds: float) -> None:
@@ -632,10 +632,10 @@ def test_results_of_earlier_versions(runs, tmp_path):
 def test_results_that_take_long_to_write(runs, tmp_path, monkeypatch):
     """Several results are written at once, and a notice says what the run waits for. Stop ends the wait."""
     monkeypatch.setattr(pool, "TELL_AFTER_S", 0.01)
-    write, writing = Results.write, threading.Barrier(kept.WRITERS)
+    write, writing = KeptResults.write, threading.Barrier(kept.WRITERS)
     stopped = threading.Event()
 
-    def slow(self: Results, *result: Any) -> None:
+    def slow(self: KeptResults, *result: Any) -> None:
         writing.wait(DEADLINE_S)
         stopped.wait(DEADLINE_S)
         write(self, *result)
@@ -651,7 +651,7 @@ def test_results_that_take_long_to_write(runs, tmp_path, monkeypatch):
 
     options = {"checkpoint_dir": str(tmp_path / "kept")}
     with monkeypatch.context() as patched:
-        patched.setattr(Results, "write", slow)
+        patched.setattr(KeptResults, "write", slow)
         patched.setattr(kept, "ThreadPoolExecutor", Writers)
         run = runs.in_background(lambda rank, item: item, range(20), **options)
         runs.view.on_refresh = stop_while_writing

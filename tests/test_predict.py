@@ -35,7 +35,7 @@ import sparkring
 from sparkring import checkpoints
 from sparkring.capture.packing import pack_call
 from sparkring.data.columns import Making
-from sparkring.data.layout import Layout
+from sparkring.data.layout import BatchLayout
 from sparkring.engine.predictions.settings import Live, Settings
 from sparkring.errors import CheckpointError, DataError, OptionsError
 from sparkring.executor.archive import archive
@@ -80,7 +80,7 @@ class Unpickled:
 
 def scorer(model, *, on_error="raise", batch_size=4, fill=None):
     kind = pa.float64()
-    layout = Layout("the DataFrame", {"x": "x"}, Making(fill or {}, {}), None, None)
+    layout = BatchLayout("the DataFrame", {"x": "x"}, Making(fill or {}, {}), None, None)
     outputs = [Output("prediction", kind, str(kind))]
     inputs = Described(layout)
     return Scorer(Live(model), inputs, outputs, by_name=False, batch_size=batch_size, on_error=on_error)
@@ -290,7 +290,7 @@ class Broadcast:
 
 def task(key, model, batches, *, idle_s=0.1, spread_over=()):
     """Score pandas batches of one column of numbers, as a Spark task does."""
-    inputs = Described(Layout("the DataFrame", {"x": "x"}, Making({}, {}), None, None))
+    inputs = Described(BatchLayout("the DataFrame", {"x": "x"}, Making({}, {}), None, None))
     outputs = [Output("prediction", pa.float64(), "double")]
     settings = {"model": Live(model), "inputs": inputs, "outputs": outputs}
     packed = pack_call(Scorer, {**settings, "by_name": False, "batch_size": 100, "on_error": "raise"}, None)

@@ -15,7 +15,7 @@ from sparkring.errors import LaunchError
 from sparkring.frameworks import rendezvous
 from sparkring.frameworks.base import Endpoint, Start
 from sparkring.frameworks.horovod import Horovod
-from sparkring.frameworks.rendezvous import Store
+from sparkring.frameworks.rendezvous import RendezvousStore
 from sparkring.frameworks.tensorflow import TensorFlow
 from sparkring.launchers.spark import driver_address
 from sparkring.runtime.world import World
@@ -23,12 +23,12 @@ from sparkring.runtime.world import World
 
 @pytest.fixture
 def store(watch):
-    found = Store("127.0.0.1", peers={"127.0.0.1"}, ranks=1)
+    found = RendezvousStore("127.0.0.1", peers={"127.0.0.1"}, ranks=1)
     yield found
     found.close()
 
 
-def ask(store: Store, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+def ask(store: RendezvousStore, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
     """Send one request on a new connection, and return the status and the body of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", store.port, timeout=DEADLINE_S)
     try:
@@ -95,7 +95,7 @@ def test_other_methods_are_refused(store, method):
 
 def test_strangers_are_not_answered(watch):
     """A host that has no member gets no answer at all."""
-    store = Store("127.0.0.1", peers={"192.0.2.7"}, ranks=1)
+    store = RendezvousStore("127.0.0.1", peers={"192.0.2.7"}, ranks=1)
     try:
         with pytest.raises((ConnectionError, http.client.HTTPException)):
             ask(store, "GET", "/global/0")
@@ -117,7 +117,7 @@ def test_many_ranks_at_once(store):
 
 def test_closing_ends_connections_that_wait(watch):
     """close() returns even if peers keep their connections open, whether silent or half-way through a request."""
-    store = Store("127.0.0.1", peers={"127.0.0.1"}, ranks=1)
+    store = RendezvousStore("127.0.0.1", peers={"127.0.0.1"}, ranks=1)
     with socket.create_connection(("127.0.0.1", store.port)) as silent:
         with socket.create_connection(("127.0.0.1", store.port)) as half:
             half.sendall(b"PUT /global/0 HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc")

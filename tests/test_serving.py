@@ -21,7 +21,7 @@ from sparkring import checkpoints
 from sparkring.checkpointing.store import Store
 from sparkring.checkpointing.stream_state import StreamState
 from sparkring.data.columns import Making
-from sparkring.data.layout import Layout
+from sparkring.data.layout import BatchLayout
 from sparkring.engine.predictions import queries, serving
 from sparkring.errors import CheckpointError, OptionsError
 from sparkring.history import run_store
@@ -248,7 +248,7 @@ def test_rows_of_one_request_have_one_version(tmp_path):
             scorer.use(model, 9)
         return batch
 
-    layout = Layout("the DataFrame", {"x": "x"}, Making({}, {}), None, transform)
+    layout = BatchLayout("the DataFrame", {"x": "x"}, Making({}, {}), None, transform)
     source = Saved(store, store.find(), make_model, None)
     scorer = Scorer(source, Described(layout), outputs, by_name=False, batch_size=2, on_error="null", version="version")
     rows = pa.table({"x": [[1.0], [2.0], [3.0], [4.0]]})

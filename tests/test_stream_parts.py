@@ -24,8 +24,8 @@ from sparkring.data.keys import shares_by_key
 from sparkring.data.micro_batches import (
     ArrayRows,
     ArrowRows,
-    Piece,
     Rows,
+    StoredPiece,
     StoredRows,
     as_ipc,
     parts_of,
@@ -94,7 +94,7 @@ def test_a_fair_lock_is_given_in_the_order_of_asking() -> None:
 
 
 TABLE = pa.table({"x": list(range(10)), "y": [None, *range(9)]})
-PIECES = [Piece(as_ipc(TABLE.slice(first, rows)).to_pybytes(), rows) for first, rows in ((0, 1), (1, 5), (6, 4))]
+PIECES = [StoredPiece(as_ipc(TABLE.slice(first, rows)).to_pybytes(), rows) for first, rows in ((0, 1), (1, 5), (6, 4))]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_shares_are_even_and_complete(rows: Rows) -> None:
 
 def in_memory(table: pa.Table, nulls: frozenset[str] = frozenset()) -> StoredRows:
     """Return rows as those of a micro-batch that the driver has collected from Spark."""
-    pieces = [Piece(as_ipc(table).to_pybytes(), table.num_rows)]
+    pieces = [StoredPiece(as_ipc(table).to_pybytes(), table.num_rows)]
     return StoredRows(table.schema.serialize().to_pybytes(), pieces, nulls)
 
 
@@ -138,7 +138,7 @@ def test_files_are_not_cut(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     path.write_bytes(as_ipc(TABLE.slice(2, 6)).to_pybytes())
     first, last = (as_ipc(TABLE.slice(row, 2)).to_pybytes() for row in (0, 8))
-    pieces = [Piece(first, 2), Piece(locate(path), 6), Piece(last, 2)]
+    pieces = [StoredPiece(first, 2), StoredPiece(locate(path), 6), StoredPiece(last, 2)]
     rows = StoredRows(TABLE.schema.serialize().to_pybytes(), pieces, frozenset({"y"}))
     for size in (1, 2, 3, 4, 10):
         shares = [share_of(rows, size, rank) for rank in range(size)]
@@ -196,7 +196,7 @@ KEYED = pa.table(
     [
         ArrayRows({name: KEYED[name].to_numpy() for name in KEYED.column_names}),
         ArrowRows(KEYED),
-        StoredRows(KEYED.schema.serialize().to_pybytes(), [Piece(as_ipc(KEYED).to_pybytes(), 6)], frozenset()),
+        StoredRows(KEYED.schema.serialize().to_pybytes(), [StoredPiece(as_ipc(KEYED).to_pybytes(), 6)], frozenset()),
     ],
 )
 @pytest.mark.parametrize("arrow", [False, True])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sparkring.checkpointing.foreign import Other, Seen, recognised
+from sparkring.checkpointing.foreign import ListedFile, Other, recognised
 
 
 def kinds(*paths: str) -> dict[str, str]:
-    return {each.name: each.kind for each in recognised([Seen(path, 1) for path in paths])}
+    return {each.name: each.kind for each in recognised([ListedFile(path, 1) for path in paths])}
 
 
 def test_files():
@@ -22,8 +22,11 @@ def test_files():
 
 def test_a_prefix_of_tensorflows_is_one_checkpoint():
     """An index and its shards are one checkpoint; a note says what is missing."""
-    whole = [Seen("t/ckpt.index", 2, 5.0), *(Seen(f"t/ckpt.data-0000{n}-of-00002", 10, 6.0 + n) for n in (0, 1))]
-    assert recognised([*whole, Seen("t/checkpoint", 9)]) == [Other("TensorFlow", "t/ckpt", 22, 7.0)]
+    whole = [
+        ListedFile("t/ckpt.index", 2, 5.0),
+        *(ListedFile(f"t/ckpt.data-0000{n}-of-00002", 10, 6.0 + n) for n in (0, 1)),
+    ]
+    assert recognised([*whole, ListedFile("t/checkpoint", 9)]) == [Other("TensorFlow", "t/ckpt", 22, 7.0)]
     assert recognised(whole[:2])[0].note == "1 of 2 .data files are missing"
     assert recognised(whole[1:])[0].note == "its .index file is missing"
 
@@ -45,5 +48,5 @@ def test_a_saved_model_is_one_with_what_lies_in_it():
 
 def test_newest_first():
     """Checkpoints whose time is unknown come last."""
-    files = [Seen("a.pt", 1), Seen("b.pt", 1, 5.0), Seen("c.pt", 1, 9.0)]
+    files = [ListedFile("a.pt", 1), ListedFile("b.pt", 1, 5.0), ListedFile("c.pt", 1, 9.0)]
     assert [each.name for each in recognised(files)] == ["c.pt", "b.pt", "a.pt"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparkring.checkpointing.results import SMALL_BYTES, Result, Results, user_secret
+from sparkring.checkpointing.results import SMALL_BYTES, KeptResult, KeptResults, user_secret
 from sparkring.errors import CheckpointError
 from sparkring.runtime.storage import locate
 
@@ -23,14 +23,14 @@ def packed(value) -> tuple:
     return (payload, *(buffer.raw() for buffer in buffers))
 
 
-def unpacked(result: Result):
+def unpacked(result: KeptResult):
     return pickle.loads(result.parts[0], buffers=result.parts[1:])
 
 
 @pytest.fixture(params=["file", "memory"])
 def results(request, tmp_path):
     path = str(tmp_path / "new" / "folder") if request.param == "file" else f"memory://{uuid.uuid4()}/x"
-    return Results(locate(path), SECRET)
+    return KeptResults(locate(path), SECRET)
 
 
 def test_what_is_written_is_read(results):
@@ -38,13 +38,13 @@ def test_what_is_written_is_read(results):
     assert results.keys() == results.items() == set()
     array = np.arange(SMALL_BYTES, dtype=float)
     told = {"name": "shop='a'", "text": "3", "metrics": {"mape": 0.1, "nan": float("inf")}, "seconds": 2.5}
-    results.write("small", Result(packed({"a": 3}), **told))
-    results.write("large", Result(packed([array, array[:3].copy()])))
-    results.write("small", Result(packed({"a": 4}), **told))
+    results.write("small", KeptResult(packed({"a": 3}), **told))
+    results.write("large", KeptResult(packed([array, array[:3].copy()])))
+    results.write("small", KeptResult(packed({"a": 4}), **told))
     assert results.keys() == {"small", "large"}
     small, large = results.read("small"), results.read("large")
     assert unpacked(small) == {"a": 4}
-    assert small._replace(parts=()) == Result((), **told)
+    assert small._replace(parts=()) == KeptResult((), **told)
     first, second = unpacked(large)
     np.testing.assert_array_equal(first, array)
     second += 1
@@ -53,8 +53,8 @@ def test_what_is_written_is_read(results):
 
 def test_damaged_results_run_again(tmp_path):
     """If any part of a result is missing or wrong, the result counts as missing."""
-    results, folder = Results(locate(tmp_path), SECRET), tmp_path / "results"
-    results.write("large", Result(packed(np.zeros(SMALL_BYTES))))
+    results, folder = KeptResults(locate(tmp_path), SECRET), tmp_path / "results"
+    results.write("large", KeptResult(packed(np.zeros(SMALL_BYTES))))
     whole, signed = (folder / "large.bin").read_bytes(), (folder / "large.json").read_bytes()
     for name, data in [("bin", whole[:-1]), ("bin", b"\1" + whole[1:]), ("json", signed[:-9]), ("json", b"")]:
         (folder / f"large.{name}").write_bytes(data)
@@ -70,13 +70,13 @@ def test_damaged_results_run_again(tmp_path):
 
 def test_nobody_elses_results_are_read(tmp_path):
     """Results are pickles, which can run code. So a result that was signed with another secret is an error."""
-    Results(locate(tmp_path), SECRET).write("key", Result(packed(1)))
+    KeptResults(locate(tmp_path), SECRET).write("key", KeptResult(packed(1)))
     with pytest.raises(CheckpointError, match="were kept by another user"):
-        Results(locate(tmp_path), b"x" * 32).read("key")
+        KeptResults(locate(tmp_path), b"x" * 32).read("key")
     path = tmp_path / "results" / "key.json"
     path.write_bytes(path.read_bytes().replace(b'"seconds": 0.0', b'"seconds": 1.0'))
     with pytest.raises(CheckpointError, match="were kept by another user"):
-        Results(locate(tmp_path), SECRET).read("key")
+        KeptResults(locate(tmp_path), SECRET).read("key")
 
 
 def test_the_users_secret(tmp_path):

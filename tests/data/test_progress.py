@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkring.data import progress
-from sparkring.data.progress import Progress, Route, at_most, joined
+from sparkring.data.progress import ReadProgress, Route, at_most, joined
 from sparkring.history.events import Piece
 from sparkring.runtime import report, world
 from sparkring.wire.messages import DataPlanned
@@ -64,7 +64,7 @@ def told(monkeypatch):
 
 def test_what_a_plan_tells(told):
     """A plan has its pieces, the files' names without folders, and the number of rows already read."""
-    data = Progress(name="d", kind="parquet")
+    data = ReadProgress(name="d", kind="parquet")
     route = Route([Piece(7, 1, 30), Piece(7, 1, 5), Piece(2, 0, 10)], lambda file: f"/data/part-{file}.parquet", 12, 20)
     data.begin(3, 33, 1, route)
     (plan,) = told
@@ -80,7 +80,7 @@ def test_a_plan_is_bounded(told, monkeypatch, size, most):
     """A plan's size is limited, however many row groups and ranks there are, and however long the files' names are."""
     monkeypatch.setattr(world, "world", lambda: mock.Mock(size=size))
     pieces = [Piece(number, 0, 10) for number in range(10_000)]
-    Progress(name="d", kind="parquet").begin(1, None, None, Route(pieces, lambda file: f"{file:05}-{'x' * 500}"))
+    ReadProgress(name="d", kind="parquet").begin(1, None, None, Route(pieces, lambda file: f"{file:05}-{'x' * 500}"))
     (plan,) = told
     assert most // 2 <= len(plan.pieces) <= most
     assert sum(piece.rows for piece in plan.pieces) == 100_000
@@ -90,4 +90,4 @@ def test_a_plan_is_bounded(told, monkeypatch, size, most):
 
 def test_where_nobody_hears_of_it_no_plan_is_made():
     """In the notebook's own process, the plan's pieces are not computed."""
-    Progress(name="d", kind="parquet").begin(1, None, None, Route((1 / 0 for _ in "x"), str))
+    ReadProgress(name="d", kind="parquet").begin(1, None, None, Route((1 / 0 for _ in "x"), str))

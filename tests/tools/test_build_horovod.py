@@ -22,8 +22,8 @@ from sparkring.tools.horovod_build import target as targets
 from sparkring.tools.horovod_build import wheel
 from sparkring.tools.horovod_build.edits import Edit, edits, patch
 from sparkring.tools.horovod_build.errors import BuildError
-from sparkring.tools.horovod_build.options import Options
-from sparkring.tools.horovod_build.plan import Plan, detect
+from sparkring.tools.horovod_build.options import BuildOptions
+from sparkring.tools.horovod_build.plan import BuildPlan, detect
 from sparkring.tools.horovod_build.requirements import find_cmake
 from sparkring.tools.horovod_build.target import HOROVOD, Target
 
@@ -467,7 +467,7 @@ def test_a_failed_build_shows_its_reason_and_names_its_log(tmp_path: Path, monke
     monkeypatch.setattr(wheel, "check_tools", lambda target: Path("cmake"))
     shown = io.StringIO()
     with pytest.raises(BuildError) as caught:
-        wheel.build(Plan(BOTH, Options({})), cache, watch.Progress(shown))
+        wheel.build(BuildPlan(BOTH, BuildOptions({})), cache, watch.StepProgress(shown))
     log = cache / BOTH.key / "build.log"
     assert "error: flux capacitor not found" in str(caught.value)
     assert str(caught.value).endswith(f"The full log is {log}")

@@ -15,16 +15,16 @@ from sparkring.tools.build_horovod import gpu_limits
 from sparkring.tools.horovod_build import proof, wheel
 from sparkring.tools.horovod_build.cuda import Missing, Nccl, Toolkit, find_nccl, find_toolkit, lay_out
 from sparkring.tools.horovod_build.errors import BuildError
-from sparkring.tools.horovod_build.frameworks import Framework, installed_frameworks
-from sparkring.tools.horovod_build.options import Options, read_options
-from sparkring.tools.horovod_build.plan import Plan, make_plan
+from sparkring.tools.horovod_build.frameworks import InstalledFramework, installed_frameworks
+from sparkring.tools.horovod_build.options import BuildOptions, read_options
+from sparkring.tools.horovod_build.plan import BuildPlan, make_plan
 from sparkring.tools.horovod_build.proof import Proof
 from sparkring.tools.horovod_build.target import Target
 
-CPU_TENSORFLOW = Framework("tensorflow", "2.15.1")
-TENSORFLOW = Framework("tensorflow", "2.15.1", "12.2")
-CPU_TORCH = Framework("torch", "2.13.0+cpu")
-TORCH = Framework("torch", "2.13.0", "13.0")
+CPU_TENSORFLOW = InstalledFramework("tensorflow", "2.15.1")
+TENSORFLOW = InstalledFramework("tensorflow", "2.15.1", "12.2")
+CPU_TORCH = InstalledFramework("torch", "2.13.0+cpu")
+TORCH = InstalledFramework("torch", "2.13.0", "13.0")
 
 
 def write(folder: Path, *files: str, text: str = "") -> Path:
@@ -78,7 +78,7 @@ def no_system_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkring.tools.horovod_build.cuda.SYSTEM_ROOTS", (tmp_path / "usr",))
 
 
-def plan(*frameworks: Framework, site: Path, linux: bool = True, **environ: str) -> Plan:
+def plan(*frameworks: InstalledFramework, site: Path, linux: bool = True, **environ: str) -> BuildPlan:
     return make_plan({each.name: each for each in frameworks}, environ, (site,), linux=linux)
 
 
@@ -234,7 +234,7 @@ def test_frameworks_without_cuda_are_built_without_it(site: Path) -> None:
         ((TORCH,), "no CUDA 13 toolkit was found"),
     ],
 )
-def test_why_cuda_is_left_out_is_said(frameworks: tuple[Framework, ...], why: str, site: Path) -> None:
+def test_why_cuda_is_left_out_is_said(frameworks: tuple[InstalledFramework, ...], why: str, site: Path) -> None:
     pips_nccl(site)
     made = plan(*frameworks, site=site)
     assert (made.toolkit, made.nccl, made.target.cuda) == (None, None, None)
@@ -339,7 +339,7 @@ def test_each_option_that_changes_the_wheel_changes_its_key(site: Path) -> None:
 # The build
 
 
-def variables_of(made: Plan, home: Path | None = None, **environ: str) -> dict[str, str]:
+def variables_of(made: BuildPlan, home: Path | None = None, **environ: str) -> dict[str, str]:
     env = wheel.build_environment(made, Path("/usr/bin/cmake"), home, {"PATH": "/usr/bin", **environ})
     return {name: value for name, value in env.items() if name.startswith("HOROVOD_")}
 
@@ -386,7 +386,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Lets builds with CUDA fail and others succeed; lists which builds were tried."""
     tried: list[bool] = []
 
-    def build(made: Plan, cache: Path, progress: watch.Progress, *, force: bool, verbose: bool) -> Path:
+    def build(made: BuildPlan, cache: Path, progress: watch.StepProgress, *, force: bool, verbose: bool) -> Path:
         (cache / made.target.key).mkdir(parents=True, exist_ok=True)
         tried.append(made.toolkit is not None)
         if made.toolkit:
@@ -403,15 +403,15 @@ def test_a_build_with_cuda_that_fails_is_followed_by_one_without(
     pips_toolkit(site)
     pips_nccl(site)
     shown = io.StringIO()
-    built = wheel.build(plan(TORCH, site=site), tmp_path, watch.Progress(shown))
+    built = wheel.build(plan(TORCH, site=site), tmp_path, watch.StepProgress(shown))
     assert builds == [True, False]
     assert built.plan.target.cuda is None
     assert "WARNING: nvcc says no" in shown.getvalue()
     assert any("nvcc says no" in line for line in gpu_limits(built.plan, built.failure))
     # The next call does not spend minutes on the same failure, but says it again. --force tries again.
-    again = wheel.build(plan(TORCH, site=site), tmp_path, watch.Progress(io.StringIO()))
+    again = wheel.build(plan(TORCH, site=site), tmp_path, watch.StepProgress(io.StringIO()))
     assert (builds, again.failure) == ([True, False, False], "nvcc says no")
-    wheel.build(plan(TORCH, site=site), tmp_path, watch.Progress(io.StringIO()), force=True)
+    wheel.build(plan(TORCH, site=site), tmp_path, watch.StepProgress(io.StringIO()), force=True)
     assert builds[3:] == [True, False]
 
 
@@ -419,7 +419,7 @@ def test_a_build_that_the_user_has_asked_for_fails(builds: list[bool], site: Pat
     pips_toolkit(site)
     pips_nccl(site)
     with pytest.raises(BuildError, match="nvcc says no"):
-        wheel.build(plan(TORCH, site=site, HOROVOD_GPU_OPERATIONS="NCCL"), tmp_path, watch.Progress(io.StringIO()))
+        wheel.build(plan(TORCH, site=site, HOROVOD_GPU_OPERATIONS="NCCL"), tmp_path, watch.StepProgress(io.StringIO()))
     assert builds == [True]
 
 
@@ -441,7 +441,7 @@ TARGET = Target("cp311", "linux_x86_64", None, "2.13.0", 20, torch_cuda="13.0", 
 
 def test_the_facts_of_a_build_are_those_that_horovod_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RANK", "1")  # must not reach the process, which would wait for rank 0
-    (found,) = proof.prove(TARGET, watch.Progress(io.StringIO()), path=fake_horovod(tmp_path))
+    (found,) = proof.prove(TARGET, watch.StepProgress(io.StringIO()), path=fake_horovod(tmp_path))
     assert found == Proof("torch", gloo=True, mpi=False, nccl=22907, cuda=True, rocm=False, gpu=None)
     assert str(found) == (
         "horovod.torch loads; built with Gloo, NCCL 2.29.7, CUDA. PyTorch sees no GPU here, so no allreduce was tried "
@@ -462,20 +462,20 @@ def test_the_facts_of_a_build_are_those_that_horovod_states(tmp_path: Path, monk
 def test_a_build_that_lacks_something_is_refused(built: dict[str, object], reason: str, tmp_path: Path) -> None:
     folder = fake_horovod(tmp_path, **built)  # type: ignore[arg-type]
     with pytest.raises(BuildError, match=reason) as caught:
-        proof.prove(TARGET, watch.Progress(io.StringIO()), path=folder)
+        proof.prove(TARGET, watch.StepProgress(io.StringIO()), path=folder)
     assert not isinstance(caught.value, proof.ModuleMissing)
 
 
 def test_a_part_for_a_cpu_build_needs_no_cuda(tmp_path: Path) -> None:
     target = replace(TARGET, torch_cuda=None, tensorflow_cuda="13.0")
-    (found,) = proof.prove(target, watch.Progress(io.StringIO()), path=fake_horovod(tmp_path, nccl=0, cuda=0))
+    (found,) = proof.prove(target, watch.StepProgress(io.StringIO()), path=fake_horovod(tmp_path, nccl=0, cuda=0))
     assert (found.nccl, found.cuda) == (0, False)
 
 
 def test_a_package_that_is_not_yet_installed_is_told_apart(tmp_path: Path) -> None:
     folder = fake_horovod(tmp_path, fails="import no_such_package")
     with pytest.raises(proof.ModuleMissing):
-        proof.prove(TARGET, watch.Progress(io.StringIO()), path=folder)
+        proof.prove(TARGET, watch.StepProgress(io.StringIO()), path=folder)
 
 
 @pytest.mark.parametrize(("total", "gpu"), [("[0.0, 1.0, 2.0, 3.0]", "NVIDIA X"), ("[0.0, 0.0, 0.0, 0.0]", None)])
@@ -492,7 +492,7 @@ def test_an_allreduce_on_a_gpu_must_give_the_right_sum(total: str, gpu: str | No
     )
     with (tmp_path / "horovod/torch.py").open("a") as module:
         module.write("Sum = 1\ndef init():\n    pass\ndef allreduce(tensor, op):\n    return tensor\n")
-    progress = watch.Progress(io.StringIO())
+    progress = watch.StepProgress(io.StringIO())
     if gpu is None:
         with pytest.raises(BuildError, match="an allreduce on a GPU gave"):
             proof.prove(TARGET, progress, path=tmp_path)
@@ -505,4 +505,4 @@ def test_the_help_names_the_variables() -> None:
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for name in ("HOROVOD_GPU_OPERATIONS=NCCL", "HOROVOD_NCCL_HOME", "cuda-toolkit[nvcc,cccl]"):
         assert name in answer.stdout
-    assert read_options({}) == Options({})
+    assert read_options({}) == BuildOptions({})

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from sparkring.tools import watch as tools_watch
-from sparkring.tools.pace import Pace
-from sparkring.tools.watch import Progress, telling_lines, watch
+from sparkring.tools.pace import BuildPace
+from sparkring.tools.watch import StepProgress, telling_lines, watch
 
 
 class Terminal(io.StringIO):
@@ -33,7 +33,7 @@ class Clock:
 
 def test_a_terminal_gets_one_line_rewritten() -> None:
     clock, stream = Clock(), Terminal()
-    progress = Progress(stream, clock)
+    progress = StepProgress(stream, clock)
     progress.step("Building")
     clock.now = 3
     progress.tick()
@@ -56,7 +56,7 @@ def test_a_terminal_gets_one_line_rewritten() -> None:
 
 def test_a_file_gets_a_line_every_ten_seconds() -> None:
     clock, stream = Clock(), io.StringIO()
-    progress = Progress(stream, clock)
+    progress = StepProgress(stream, clock)
     progress.step("Building")
     for clock.now in range(1, 26):
         progress.tick()
@@ -68,7 +68,7 @@ def test_the_status_and_the_output_are_kept(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
     code = "import sys; print('out', flush=True); print('err', file=sys.stderr, flush=True); sys.exit(3)"
-    assert watch([sys.executable, "-c", code], os.environ, log, Progress(io.StringIO())) == 3
+    assert watch([sys.executable, "-c", code], os.environ, log, StepProgress(io.StringIO())) == 3
     assert log.read_text() == "before\nout\nerr\n"
 
 
@@ -82,7 +82,7 @@ def test_what_is_printed_is_read_while_the_command_runs(tmp_path: Path) -> None:
         "while not os.path.exists(sys.argv[1]): time.sleep(0.01)"
     )
 
-    class Release(Pace):
+    class Release(BuildPace):
         def read(self, fresh: str, passed_s: float) -> float | None:
             found = super().read(fresh, passed_s)
             if "b.o" in fresh:
@@ -91,7 +91,9 @@ def test_what_is_printed_is_read_while_the_command_runs(tmp_path: Path) -> None:
 
     pace = Release(tmp_path / "pace.json")
     assert (
-        watch([sys.executable, "-c", code, str(go_on)], os.environ, log, Progress(io.StringIO()), share_of=pace.read)
+        watch(
+            [sys.executable, "-c", code, str(go_on)], os.environ, log, StepProgress(io.StringIO()), share_of=pace.read
+        )
         == 0
     )
     pace.keep()

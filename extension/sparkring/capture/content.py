@@ -89,7 +89,7 @@ class Contents:
         waiting = dict(used)
         while waiting:
             name, value = waiting.popitem()
-            walk = _Walk(self._namespace, weights=self._weights, modes=self._modes)
+            walk = _DigestWalk(self._namespace, weights=self._weights, modes=self._modes)
             try:
                 digests[name] = walk.of(value).hex()
             except Exception:  # of any type: comparing runs code of the values' classes
@@ -109,10 +109,10 @@ class Contents:
 
 def digest(*values: Any) -> str:
     """Return the digest of plain `values`, such as settings, without what functions among them use."""
-    return _Walk({}, weights=True, modes=True).of(values).hex()
+    return _DigestWalk({}, weights=True, modes=True).of(values).hex()
 
 
-class _Walk:
+class _DigestWalk:
     """The digests of the objects of one value.
 
     An object that is reached again while it is being examined, as in a list that contains itself, counts by how far
@@ -520,7 +520,7 @@ def _compiled(path: str) -> bytes:
             text = pathlib.Path(path).read_bytes()
             try:
                 code = compile(text, "", "exec", dont_inherit=True)
-                _sources[key] = _Walk({}, weights=True, modes=True).of(code)
+                _sources[key] = _DigestWalk({}, weights=True, modes=True).of(code)
             except (SyntaxError, ValueError):
                 _sources[key] = _hash(text)
         return _sources[key]

@@ -83,7 +83,7 @@ def attribute_chains(code: types.CodeType) -> set[tuple[str, ...]]:
 # ── Which names a cell reads ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Call(NamedTuple):
+class MethodCall(NamedTuple):
     """A method call in a cell.
 
     `arguments` has one item for each positional argument: the value of a constant, or None for any other expression.
@@ -93,7 +93,7 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-def method_calls(source: str, name: str) -> list[Call]:
+def method_calls(source: str, name: str) -> list[MethodCall]:
     """Find a cell's calls to methods of the notebook's object `name`. Return [] if the cell binds the name."""
     nodes = list(ast.walk(parsed(source)))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
@@ -101,7 +101,7 @@ def method_calls(source: str, name: str) -> list[Call]:
     if name in bound:
         return []
     return [
-        Call(
+        MethodCall(
             node.func.attr,
             tuple(argument.value if isinstance(argument, ast.Constant) else None for argument in node.args),
         )
@@ -168,7 +168,7 @@ def names_read(source: str) -> CellNames:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # statements are compiled several times, and the compiler would warn each time
         tree = ast.parse(source, CELL)
-        reader = _Reader(tree)
+        reader = _CellReader(tree)
         reader.block(tree.body, frozenset())
         for name, line in _in_commands(tree):
             reader.optional.setdefault(name, line)
@@ -179,7 +179,7 @@ def names_read(source: str) -> CellNames:
     return CellNames(required, optional, immediate, bound, reader.unseen, frozenset(reader.chains))
 
 
-class _Reader:
+class _CellReader:
     """Analyses definite assignment on every path through a cell.
 
     Most methods analyse a piece of code. They take `known`, the names that are certainly bound before the code runs,

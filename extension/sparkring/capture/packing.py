@@ -43,10 +43,10 @@ from sparkring.capture.picklability import (
 )
 from sparkring.capture.reducers import reducers_for
 from sparkring.capture.reducers.base import Reducer
-from sparkring.capture.reducers.memory import Block, Memory
+from sparkring.capture.reducers.memory import ArrayMemory, MemoryBlock
 from sparkring.capture.reducers.standard import attributes_of_members, is_made_by_code, make_class, set_members
 from sparkring.capture.reducers.tensorflow import (
-    Part,
+    ModelPart,
     is_model,
     part_of_model,
     parts_of_models,
@@ -89,8 +89,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         stream: io.BytesIO,
         namespace: Namespace | None,
         stays: Callable[[str], bool],
-        memory: Memory,
-        keras_parts: Mapping[int, Part],
+        memory: ArrayMemory,
+        keras_parts: Mapping[int, ModelPart],
     ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=self._within)
         self.buffers: list[memoryview] = []
@@ -155,7 +155,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return *self.dispatch_table[cls](value), (None, {"__module__": "__main__"})
             return _cached, (value.__wrapped__, value.cache_parameters())
         if cls not in self._reducers:
-            self._reducers[cls] = (self._memory.reduce,) if Memory.is_array(cls) else reducers_for(cls)
+            self._reducers[cls] = (self._memory.reduce,) if ArrayMemory.is_array(cls) else reducers_for(cls)
         for reducer in self._reducers[cls]:
             if (reduced := reducer(value)) is not None:
                 if self._keras_parts and is_model(value):
@@ -354,11 +354,11 @@ def pack(
     problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
     along: dict[str, Along] = {}
     whole: dict[str, Any] = {}  # values that ranks have, but whose changes in place cannot be sent
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[MemoryBlock, ...] = ()
     while True:
         keras_parts = parts_of_models(value for name, value in values.items() if name not in problems)
         stream, sizes = io.BytesIO(), dict[str, int]()
-        memory = Memory(blocks)
+        memory = ArrayMemory(blocks)
         pickler = _Pickler(stream, namespace, stays, memory, keras_parts)
         if held is not None:
             pickler = _SharingPickler(stream, namespace, stays, memory, keras_parts)

@@ -17,7 +17,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 from sparkring.capture.changes import Changed, Place, part_at, words
-from sparkring.capture.snapshots import ATOMS, Change, Path, Snapshot
+from sparkring.capture.snapshots import ATOMS, Change, Path, ValueSnapshot
 
 # If it takes longer than this to compare an object with what it was, its changes in place are no longer looked for.
 SLOW_S = 0.5
@@ -34,11 +34,11 @@ class RemoteNames:
         self._ranks_with: dict[str, set[int]] = {}  # for each name, the ranks that have the newest value
         self._on_rank: dict[int, set[str]] = {}  # the names that each rank has
         self._notebook: Mapping[str, Any] = {}
-        self._seen: dict[str, Snapshot] = {}
+        self._seen: dict[str, ValueSnapshot] = {}
         self._bound_there: set[str] = set()  # names whose values on the ranks are not copies of the notebook's
         self._slow: set[str] = set()  # names whose values are compared by identity only
         # What was found out since the last call of beside(). To find it out again would take a while for large values.
-        self._now: dict[str, Snapshot] = {}
+        self._now: dict[str, ValueSnapshot] = {}
         self._changes: dict[str, list[Change] | None] = {}
         self._places: dict[int, list[tuple[object, Place]]] | None = None
         self._stale: set[int] = set()  # the ids of objects that ranks get anew, although they have a copy
@@ -160,12 +160,12 @@ class RemoteNames:
             there.update(having)
             (self._bound_there.discard if sent else self._bound_there.add)(name)
 
-    def _snapshot(self, name: str, seen: Snapshot | None) -> Snapshot:
+    def _snapshot(self, name: str, seen: ValueSnapshot | None) -> ValueSnapshot:
         value = self._notebook[name]
         if name in self._slow and seen is not None and seen.is_of(value):
             return seen
         if name not in self._now or not self._now[name].is_of(value):
-            self._now[name] = Snapshot(value)
+            self._now[name] = ValueSnapshot(value)
         return self._now[name]
 
     def _find_changes(self, name: str) -> list[Change] | None:

@@ -59,7 +59,7 @@ class ReturnedValue(NamedTuple):
 
 def pack_value(value: Any) -> ReturnedValue:
     """Pack a value for the notebook. Raises any error, because packing calls the objects' own code."""
-    pickler = _Pickler()
+    pickler = _ReturnPickler()
     pickler.dump(value)
     return ReturnedValue(pickler.parts(), tuple(pickler.without), tuple(pickler.shards.values()))
 
@@ -71,7 +71,7 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _ReturnPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """With `lone`, the shards of the other ranks are lost, so each sharded tensor is packed as this rank's shard."""
 
     def __init__(self, *, lone: bool = False) -> None:
@@ -240,7 +240,7 @@ def salvaged(value: Any) -> Salvaged | None:
     kept = _packable(value, "", left_out, 0)
     if kept is _NOTHING:
         return None
-    pickler = _Pickler(lone=True)
+    pickler = _ReturnPickler(lone=True)
     pickler.dump(kept)
     left_out += [_OTHERS] if pickler.shards else []
     return Salvaged(pickler.parts(), _is_module(value) and not left_out, tuple(left_out))
@@ -316,12 +316,12 @@ def unpack_value(
 
     Unpickling is safe only if the sender is as trusted as this process.
     """
-    unpickler = _Unpickler(payload, buffers, shards)
+    unpickler = _ReturnUnpickler(payload, buffers, shards)
     value = unpickler.load()
     return Rebuilt(value, unpickler.was_on)
 
 
-class _Unpickler(pickle.Unpickler):
+class _ReturnUnpickler(pickle.Unpickler):
     def __init__(self, payload: Buffer, buffers: Iterable[Buffer], shards: Sequence[Sequence[sharded.Shard]]) -> None:
         super().__init__(io.BytesIO(payload), buffers=buffers)
         self._shards = shards

@@ -67,7 +67,7 @@ class Change(NamedTuple):
     same_as: Path | None = None
 
 
-class Snapshot:
+class ValueSnapshot:
     """What `value` consists of now. `seconds` is the CPU time that it took to find out.
 
     `is_data` says whether the value is plain data, such as a list of numbers, an array or a DataFrame, which has no
@@ -87,11 +87,11 @@ class Snapshot:
         """Return whether this is a snapshot of the object `value` itself."""
         return _is(self._identity, _identity(value))
 
-    def equals(self, now: Snapshot) -> bool:
+    def equals(self, now: ValueSnapshot) -> bool:
         """Return whether a later snapshot is of the same object, and nothing in it has changed."""
         return now is self or (_is(self._identity, now._identity) and self.changes(now) == [])
 
-    def changes(self, now: Snapshot) -> list[Change] | None:
+    def changes(self, now: ValueSnapshot) -> list[Change] | None:
         """Return what differs in a later snapshot of the same object; None if the whole object counts as changed."""
         replaced: set[Path] = set()
         changes = []
@@ -140,7 +140,7 @@ class _Cached(NamedTuple):
     value: Any
 
 
-class _Part(NamedTuple):
+class _ValuePart(NamedTuple):
     kind: type
     identity: Any = None  # a weak reference, an id, or None if the part has no identity that matters
     content: Any = None  # what else is compared
@@ -148,7 +148,7 @@ class _Part(NamedTuple):
     same_as: Path | None = None  # where the object was first met
     keys: tuple[Any, ...] = ()  # of a dict; or the ids of the objects in a list, with None for numbers and strings
 
-    def equals(self, other: _Part) -> bool:
+    def equals(self, other: _ValuePart) -> bool:
         return (
             self.kind is other.kind
             and _is(self.identity, other.identity)
@@ -197,7 +197,7 @@ class _Walk:
     """Finds the parts of `root`. Parts that have no parts themselves are compared by a digest of their content."""
 
     def __init__(self, root: Any) -> None:
-        self.parts: dict[Path, _Part] = {}
+        self.parts: dict[Path, _ValuePart] = {}
         self.holds_arrays = False
         self._layouts: dict[type, _Layout] = {}  # of the notebook's classes, which the next cell may change
         waiting: list[tuple[Path, Any]] = [((), root)]
@@ -206,12 +206,14 @@ class _Walk:
             path, value = waiting.pop()
             kind = type(value)
             if kind in ATOMS or (kind in _CONTAINERS and not value and path):
-                self.parts[path] = _Part(kind, None, value if kind in ATOMS else None)
+                self.parts[path] = _ValuePart(kind, None, value if kind in ATOMS else None)
             elif kind is _Cached:
                 is_atom = type(value.value) in ATOMS
-                self.parts[path] = _Part(kind, *((None, value.value) if is_atom else (_identity(value.value), None)))
+                self.parts[path] = _ValuePart(
+                    kind, *((None, value.value) if is_atom else (_identity(value.value), None))
+                )
             elif id(value) in seen:
-                self.parts[path] = _Part(kind, same_as=seen[id(value)])
+                self.parts[path] = _ValuePart(kind, same_as=seen[id(value)])
             else:
                 seen[id(value)] = path
                 layout = self.layout(kind)
@@ -231,21 +233,21 @@ class _Walk:
                         keys = tuple(None if type(item) in ATOMS else id(item) for item in value)
                     identity = None if kind in _CONTAINERS else _identity(value)
                     kind = tuple if isinstance(value, tuple) else kind
-                    self.parts[path] = _Part(kind, identity, fixed, keys=keys)
+                    self.parts[path] = _ValuePart(kind, identity, fixed, keys=keys)
                 # The first parts come first, so that objects that are added later leave them as they are.
                 waiting += [((*path, step), item) for step, item in reversed(inner or ())]
 
-    def _leaf(self, value: Any, kind: type, layout: _Layout) -> _Part:
+    def _leaf(self, value: Any, kind: type, layout: _Layout) -> _ValuePart:
         if layout.is_tensor:
             self.holds_arrays = True
-            return _Part(kind, _identity(value), torch.content(value), True)
+            return _ValuePart(kind, _identity(value), torch.content(value), True)
         if isinstance(value, type) and by_reference(value):
-            return _Part(kind, _identity(value))
+            return _ValuePart(kind, _identity(value))
         pickler = _Content(self.layout)
         content = pickler.digest(value)
         self.holds_arrays |= pickler.met_arrays
         has_identity = layout.is_array or isinstance(value, (types.FunctionType, type)) or kind is object
-        return _Part(kind, _identity(value) if has_identity else None, content, layout.is_array)
+        return _ValuePart(kind, _identity(value) if has_identity else None, content, layout.is_array)
 
     def _inner(self, value: Any, kind: type, layout: _Layout) -> list[tuple[Step, Any]] | None:
         """Return the parts of an object, or None if it is compared as a whole."""
@@ -378,7 +380,7 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
 # ── Content ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Mark:
+class _ContentMark:
     """Stands for an object whose content is written in its place."""
 
 
@@ -404,7 +406,7 @@ class _Content(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
-        if value is _Mark:
+        if value is _ContentMark:
             return NotImplemented
         if isinstance(value, types.ModuleType):
             return _as(value.__name__ if by_reference(value) else _of_module(value))
@@ -455,7 +457,7 @@ class _Content(pickle.Pickler):
 
 def _as(content: Any) -> Any:
     # The content is passed as the state, which is written after pickle has noted the object: it may contain itself.
-    return _Mark, (), content
+    return _ContentMark, (), content
 
 
 def _reduced(value: Any, kind: type) -> Any:

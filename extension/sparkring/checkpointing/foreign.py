@@ -24,7 +24,7 @@ _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
 _BACKUP = re.compile(r"(?:(.*)/)?(?:chief|worker_\d+)/ckpt-\d+")
 
 
-class Seen(NamedTuple):
+class ListedFile(NamedTuple):
     """A file: its path below the directory, with slashes, and when it was changed (Unix seconds, 0 for unknown)."""
 
     path: str
@@ -45,7 +45,7 @@ class Other(NamedTuple):
     note: str = ""
 
 
-def recognised(files: Iterable[Seen]) -> list[Other]:
+def recognised(files: Iterable[ListedFile]) -> list[Other]:
     """Return the checkpoints among `files`, newest first. Files in a SavedModel's folder belong to the SavedModel."""
     every = list(files)
     models = {file.path.rpartition("/")[0] for file in every if file.path.rpartition("/")[2] in _SAVED_MODEL}
@@ -54,7 +54,7 @@ def recognised(files: Iterable[Seen]) -> list[Other]:
         inside = [file for file in every if not folder or file.path.startswith(f"{folder}/")]
         others.append(_together("SavedModel", f"{folder}/" if folder else "./", inside))
     rest = [file for file in every if not any(not model or file.path.startswith(f"{model}/") for model in models)]
-    prefixes: dict[str, list[Seen]] = {}
+    prefixes: dict[str, list[ListedFile]] = {}
     for file in rest:
         shard = _SHARD.fullmatch(file.path)
         if shard or file.path.endswith(".index"):
@@ -67,7 +67,7 @@ def recognised(files: Iterable[Seen]) -> list[Other]:
     return sorted(others, key=lambda other: (-other.time, other.name))
 
 
-def _prefix(prefix: str, parts: list[Seen]) -> Other | None:
+def _prefix(prefix: str, parts: list[ListedFile]) -> Other | None:
     """Return the TensorFlow checkpoint whose files, `parts`, begin with `prefix`; None if there is only an .index."""
     shards = [shard for part in parts if (shard := _SHARD.fullmatch(part.path))]
     if not shards:
@@ -79,5 +79,5 @@ def _prefix(prefix: str, parts: list[Seen]) -> Other | None:
     return _together("BackupAndRestore" if _BACKUP.fullmatch(prefix) else "TensorFlow", prefix, parts, note)
 
 
-def _together(kind: Kind, name: str, files: list[Seen], note: str = "") -> Other:
+def _together(kind: Kind, name: str, files: list[ListedFile], note: str = "") -> Other:
     return Other(kind, name, sum(file.size_bytes for file in files), max(file.time for file in files), note)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from sparkring.checkpointing.entries import Entry, Name, best, changed_at, newest
-from sparkring.checkpointing.foreign import Other, Seen, recognised
+from sparkring.checkpointing.foreign import ListedFile, Other, recognised
 from sparkring.errors import OptionsError
 from sparkring.runtime.storage import Location, locate
 
@@ -117,16 +117,16 @@ def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, 
     ]
 
 
-def _files(location: Location) -> list[Seen]:
+def _files(location: Location) -> list[ListedFile]:
     """Return the files in the directory and some levels below, except those of sparkring's checkpoints."""
-    files: list[Seen] = []
+    files: list[ListedFile] = []
     folders = [("", 1)]
     for below, depth in folders:  # the list grows during the loop
         for info in _listed(location, below):
             name = str(info["name"]).rstrip("/").rpartition("/")[2]
             path = f"{below}/{name}" if below else name
             if info["type"] != "directory":
-                files.append(Seen(path, int(info.get("size") or 0), changed_at(info)))
+                files.append(ListedFile(path, int(info.get("size") or 0), changed_at(info)))
             elif depth < DEPTH and len(folders) < FOLDERS and not Name.of(name):
                 folders.append((path, depth + 1))
     return files

@@ -46,7 +46,7 @@ _NOT_DATACLASSES = (type, dict, list, tuple, str, bytes, int, float)
 _AT_ONCE = (type(None), bool, int, float, str, bytes, np.ndarray, Raw)
 
 
-class Kind(NamedTuple):
+class StateKind(NamedTuple):
     """How objects of one kind are saved.
 
     `take(value, path)` returns what is saved, a dict. `put(value, tree, path)` restores it into the object, and may
@@ -591,9 +591,9 @@ def _put_source(value: Any, tree: dict[str, Any], path: str) -> None:
 # ── all kinds ─────────────────────────────────────────────────────────────────
 
 
-def _variables(owns: Callable[[Any], bool], variables: Variables) -> Kind:
+def _variables(owns: Callable[[Any], bool], variables: Variables) -> StateKind:
     """Return the kind of a framework's variables."""
-    return Kind(
+    return StateKind(
         owns,
         lambda value, path: {"value": variables.leaf(value)},
         lambda value, tree, path: variables.assign([(value, tree["value"])], path, "the state"),
@@ -604,13 +604,13 @@ def _variables(owns: Callable[[Any], bool], variables: Variables) -> Kind:
 # The order matters, because the first kind that owns an object is used: for example, a Keras model is also a tf.Module,
 # and an optimizer may also have a state_dict().
 _KINDS = {
-    _PIECE: Kind(
+    _PIECE: StateKind(
         torch_state.is_spread,
         torch_state.piece,
         torch_state.put_piece,
         lambda tree: torch_state.tensor(tree["value"]),
     ),
-    _WHOLE: Kind(
+    _WHOLE: StateKind(
         torch_state.is_tensor,
         lambda value, path: {"value": torch_state.leaf(value, path)},
         lambda value, tree, path: torch_state.put(value, tree["value"], path),
@@ -618,46 +618,46 @@ _KINDS = {
         replaceable=True,
     ),
     "variable": _variables(partial(tensorflow_state.is_of_tf, "Variable"), tensorflow_state.VARIABLES),
-    "tensor": Kind(
+    "tensor": StateKind(
         partial(tensorflow_state.is_of_tf, "Tensor"),
         lambda value, path: {"value": tensorflow_state.leaf(value)},
         lambda value, tree, path: tensorflow_state.tensor(tree["value"]),
         lambda tree: tensorflow_state.tensor(tree["value"]),
         replaceable=True,
     ),
-    "keras 3": Kind(
+    "keras 3": StateKind(
         keras_3_state.is_layer, keras_3_state.take_layer, keras_3_state.put_layer, keras_3_state.plain_layer
     ),
-    "keras 3 optimizer": Kind(
+    "keras 3 optimizer": StateKind(
         keras_3_state.is_optimizer,
         lambda value, path: keras_3_state.take_optimizer(value),
         keras_3_state.put_optimizer,
         keras_3_state.VARIABLES.by_name,
     ),
     "keras 3 variable": _variables(keras_3_state.is_variable, keras_3_state.VARIABLES),
-    "keras": Kind(
+    "keras": StateKind(
         tensorflow_state.is_model, tensorflow_state.take_model, tensorflow_state.put_model, tensorflow_state.plain_model
     ),
-    "optimizer": Kind(
+    "optimizer": StateKind(
         tensorflow_state.is_optimizer,
         lambda value, path: tensorflow_state.take_optimizer(value),
         tensorflow_state.put_optimizer,
         tensorflow_state.VARIABLES.by_name,
     ),
-    "module": Kind(
+    "module": StateKind(
         partial(tensorflow_state.is_of_tf, "Module"),  # Keras' layers and metrics, too
         lambda value, path: tensorflow_state.VARIABLES.take(list(value.variables)),
         tensorflow_state.put_module,
         tensorflow_state.VARIABLES.by_name,
     ),
-    "random": Kind(
+    "random": StateKind(
         lambda value: any(source.owns(value) for source in _SOURCES.values()),
         _take_source,
         _put_source,
         lambda tree: tree["value"],
     ),
-    _STATE_DICT: Kind(_has_state_dict, _take_state_dict, _put_state_dict, lambda tree: plain(tree["value"])),
-    _DATACLASS: Kind(
+    _STATE_DICT: StateKind(_has_state_dict, _take_state_dict, _put_state_dict, lambda tree: plain(tree["value"])),
+    _DATACLASS: StateKind(
         _is_dataclass,
         lambda value, path: {},  # tree_of() takes a dataclass apart itself, as it does with dicts
         _put_dataclass,

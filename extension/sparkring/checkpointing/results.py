@@ -38,7 +38,7 @@ SECRET_BYTES = 32
 _SIGNED = re.compile(rb'\{"hmac": "([0-9a-f]{64})", "content": (\{.*\})\}\n', re.DOTALL)
 
 
-class Result(NamedTuple):
+class KeptResult(NamedTuple):
     """An item's value, packed in `parts`, with the item's name, a short string for the value, metrics, and duration.
 
     `pruned` says whether a search ended the item early. `curves` are the curves of the metrics, as in an ItemRecord.
@@ -54,7 +54,7 @@ class Result(NamedTuple):
     by: CurvesBy = "report"
 
 
-class Code(NamedTuple):
+class RunCode(NamedTuple):
     """The code of a run. `parts` are the digests of its parts, by name; `time` is when the run began, in Unix seconds.
 
     Besides this code's own results, the run uses those of the codes in `others`, because the user has said so. `study`
@@ -93,7 +93,7 @@ def _for_this_user_only(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-class Results:
+class KeptResults:
     """The results in `directory`. Methods raise CheckpointError if the storage cannot be read or written."""
 
     def __init__(self, directory: Location, secret: bytes) -> None:
@@ -111,7 +111,7 @@ class Results:
         """Return the keys of the items that have a folder for their checkpoints."""
         return {name for name, kind in self._listed(ITEMS) if kind == "directory"}
 
-    def write(self, key: str, result: Result) -> None:
+    def write(self, key: str, result: KeptResult) -> None:
         """Write a result. If a crash interrupts write(), read() treats the result as missing."""
         with folder.in_words(f"a result cannot be kept in {self.directory.written}"):
             self._make(RESULTS)
@@ -129,7 +129,7 @@ class Results:
             self._write_signed(self._folder / f"{key}.json", content)
             folder.sync_folder(self._folder)
 
-    def read(self, key: str) -> Result | None:
+    def read(self, key: str) -> KeptResult | None:
         """Return an item's result; None if it is damaged or missing.
 
         Raises CheckpointError if the result was signed with another secret.
@@ -145,11 +145,11 @@ class Results:
                 return None
         if "digest" in content and hashlib.sha256(value).hexdigest() != content["digest"]:
             return None
-        known = {name: content[name] for name in Result._fields[1:] if name in content}
+        known = {name: content[name] for name in KeptResult._fields[1:] if name in content}
         known["curves"] = {name: tuple(map(tuple, curve)) for name, curve in known.get("curves", {}).items()}
-        return Result(_apart(value, content["parts"]), **known)
+        return KeptResult(_apart(value, content["parts"]), **known)
 
-    def codes(self) -> list[Code]:
+    def codes(self) -> list[RunCode]:
         """Return the codes of all runs that kept results. Raises CheckpointError as read() does."""
         return [
             code
@@ -157,16 +157,16 @@ class Results:
             if name.endswith(".json") and (code := self.code(name.removesuffix(".json"))) is not None
         ]
 
-    def code(self, key: str) -> Code | None:
+    def code(self, key: str) -> RunCode | None:
         """Return the code with this key; None if no run with this code has kept a result."""
         with folder.in_words(f"the results in {self.directory.written} cannot be read"):
             try:
                 content = self._read_signed(self.directory / CODES / f"{key}.json")
             except FileNotFoundError:
                 return None
-        return None if content is None else Code(**content)
+        return None if content is None else RunCode(**content)
 
-    def write_code(self, code: Code) -> None:
+    def write_code(self, code: RunCode) -> None:
         """Write the code of a run. Results are written after the code."""
         with folder.in_words(f"a result cannot be kept in {self.directory.written}"):
             self._make(CODES)

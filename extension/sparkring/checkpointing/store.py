@@ -20,7 +20,7 @@ from sparkring.checkpointing.background import PendingSave
 from sparkring.checkpointing.entries import Commit, Entry, Name, best, newest, stamp_after
 from sparkring.checkpointing.retention import Mode, Policy, of_lineage
 from sparkring.checkpointing.tree import Leaf
-from sparkring.checkpointing.writing import Save
+from sparkring.checkpointing.writing import CheckpointDraft
 from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.runtime import report, world
 from sparkring.runtime.kernel import tell
@@ -156,7 +156,7 @@ class Store:
         layout = tensors.lay_out(leaves)
         commit = self._commit(number, values, parts.versions(state))
         name = Name(number, self._stamp_now(), len(steps) - 1)
-        save = Save(
+        save = CheckpointDraft(
             self._location, str(name), rank, layout, metadata, commit, self._policy(commit.lineage), began, None
         )
         if not self.background:
@@ -432,14 +432,14 @@ class Store:
         there = locate(here().directory) if here().directory else None
         return there is not None and (there.fs, there.path) == (self._location.fs, self._location.path)
 
-    def _restored(self, entry: Entry, contents: Contents, began: float) -> None:
+    def _restored(self, entry: Entry, contents: CheckpointContents, began: float) -> None:
         self.history = contents.history
         self._lineage = contents.commit.lineage
         self._newest = False
         took_s = time.monotonic() - began
         report.tell(CheckpointRestored(self._location.written, entry.name, entry.step, took_s))
 
-    def _read_resume_point(self, room: Room) -> tuple[Entry, Contents] | None:
+    def _read_resume_point(self, room: Room) -> tuple[Entry, CheckpointContents] | None:
         """Read the checkpoint that the driver has chosen for all ranks; None if there is none."""
         name = here().resume
         if not name:
@@ -469,7 +469,7 @@ class Store:
         entry, contents = checkpoint
         return entry, contents.tree("state")
 
-    def _read(self, which: Which, room: Room) -> tuple[Entry, Contents] | None:
+    def _read(self, which: Which, room: Room) -> tuple[Entry, CheckpointContents] | None:
         if which not in ("latest", "best"):
             return self._read_named(which, room)
         passed = False
@@ -518,7 +518,7 @@ class Store:
             raise CheckpointError(f'which={which!r}: expected "latest", "best", a step, or a name from list().')
         return newest([entry for entry in self.list() if entry.step == step]), f"checkpoint of step {step:,}"
 
-    def _read_named(self, which: int | str | Entry, room: Room) -> tuple[Entry, Contents]:
+    def _read_named(self, which: int | str | Entry, room: Room) -> tuple[Entry, CheckpointContents]:
         entry, words = self._named(which)
         if entry is None:
             raise self._missing(words)
@@ -530,7 +530,7 @@ class Store:
                 f"the {words} in {self.directory} cannot be used: {error}. {self._there()}"
             ) from error
 
-    def _read_contents(self, entry: Entry, room: Room) -> Contents:
+    def _read_contents(self, entry: Entry, room: Room) -> CheckpointContents:
         """Read this rank's file of a checkpoint. An array that has a fitting array in `room` is read into that array.
 
         Raises CheckpointDamagedError, which says what is wrong with the file. In that case, `room` is unchanged.
@@ -551,7 +551,7 @@ class Store:
         except FileNotFoundError:
             raise CheckpointDamagedError("it has no commit.json") from None
 
-    def _read_shard(self, entry: Entry, rank: int, room: Room) -> Contents:
+    def _read_shard(self, entry: Entry, rank: int, room: Room) -> CheckpointContents:
         """Read the file of a checkpoint that `rank` has saved; see _read_contents()."""
         commit, wanted = self._commit_of(entry), folder.data(rank)
         written = next((file for file in commit.files if file.name == wanted), None)
@@ -572,7 +572,7 @@ class Store:
                 "it with that version."
             )
         history = [(int(step), dict(values)) for step, values in metadata["history"]]
-        return Contents(commit, metadata["state"], metadata["random"], history, leaves)
+        return CheckpointContents(commit, metadata["state"], metadata["random"], history, leaves)
 
     def _best(self, entries: Entries) -> Entry | None:
         if not self.metric:
@@ -598,7 +598,7 @@ class Store:
         return f"There {'are' if len(names) > 1 else 'is'} {', '.join(names[:_NAMED])}{more}."
 
 
-class Contents(NamedTuple):
+class CheckpointContents(NamedTuple):
     """The contents of a checkpoint. `state` and `random` are skeletons of trees, and `leaves` has their arrays."""
 
     commit: Commit

@@ -81,14 +81,14 @@ class TensorInfo(NamedTuple):
     dtype: str = ""
 
 
-class Layout(NamedTuple):
+class FileLayout(NamedTuple):
     """All arrays of a file, in the order of the file."""
 
     arrays: tuple[TensorInfo, ...]
     size_bytes: int  # without the header
 
 
-def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
+def lay_out(leaves: Mapping[str, Leaf]) -> FileLayout:
     """Decide where each of `leaves` is stored in the file."""
     infos, start = [], 0
     stored = [(name, leaf, *_stored(leaf)) for name, leaf in leaves.items()]
@@ -98,10 +98,10 @@ def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
         stop = start + (memoryview(leaf.buffer).nbytes if isinstance(leaf, Raw) else leaf.nbytes)
         infos.append(TensorInfo(name, code, tuple(leaf.shape), start, stop, dtype))
         start = stop
-    return Layout(tuple(infos), start)
+    return FileLayout(tuple(infos), start)
 
 
-def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str, Leaf]) -> memoryview:
+def copy_into(arena: npt.NDArray[np.uint8], layout: FileLayout, leaves: Mapping[str, Leaf]) -> memoryview:
     """Copy `leaves` to the beginning of `arena`, in the layout of the file; return that part of `arena`."""
     pairs = iter([pair for info in layout.arrays for pair in _pairs(arena[info.start : info.stop], leaves[info.name])])
 
@@ -124,12 +124,12 @@ def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str,
     return arena[: layout.size_bytes].data
 
 
-def in_order(layout: Layout, leaves: Mapping[str, Leaf]) -> Iterator[memoryview]:
+def in_order(layout: FileLayout, leaves: Mapping[str, Leaf]) -> Iterator[memoryview]:
     """Yield the bytes of `leaves` in the order of the file, copied only if they are not contiguous."""
     return (_bytes_of(leaves[info.name]) for info in layout.arrays)
 
 
-def write(file: Location, layout: Layout, metadata: Mapping[str, Any], buffers: Iterable[memoryview]) -> File:
+def write(file: Location, layout: FileLayout, metadata: Mapping[str, Any], buffers: Iterable[memoryview]) -> File:
     """Write a header and then `buffers`, and return the name, size and digest of the file.
 
     The buffers contain the bytes of the arrays in the order of `layout`. `metadata` has JSON values. Raises OSError.
@@ -242,7 +242,7 @@ def _pairs(room: npt.NDArray[np.uint8], leaf: Leaf) -> Iterator[tuple[Array, Arr
             yield room[begin : begin + COPIED_BYTES], flat[begin : begin + COPIED_BYTES]
 
 
-def _header(layout: Layout, metadata: Mapping[str, Any]) -> bytes:
+def _header(layout: FileLayout, metadata: Mapping[str, Any]) -> bytes:
     dtypes = {info.name: [info.dtype, list(info.shape)] for info in layout.arrays if info.dtype}
     header: dict[str, Any] = {_METADATA: {_OURS: json.dumps(metadata), _DTYPES: json.dumps(dtypes)}}
     for info in layout.arrays:

@@ -93,7 +93,7 @@ def put(value: Any, saved_leaf: Any, path: str) -> Any:
 # ── tensors that are spread over the ranks (DTensors: FSDP2, tensor parallelism) ─────────────────────────────────────
 
 
-class Layout(NamedTuple):
+class MeshLayout(NamedTuple):
     """How a tensor is spread over the ranks, and which piece of it is this rank's.
 
     `shape` is the shape of the whole tensor, and `mesh` is the shape of the mesh of ranks. `at` is this rank's
@@ -129,7 +129,7 @@ def joined(saved_piece: dict[str, Any], like: Any, path: str) -> Any:
     """Make a spread tensor from this rank's saved piece. Raises CheckpointError if `like` is spread differently."""
     from torch.distributed.tensor import DTensor
 
-    saved = Layout(*saved_piece["layout"])
+    saved = MeshLayout(*saved_piece["layout"])
     now = _layout(like) if is_spread(like) else None
     if saved != now:
         raise CheckpointError(
@@ -144,7 +144,7 @@ def joined(saved_piece: dict[str, Any], like: Any, path: str) -> Any:
 
 def refuse_unlike(saved_piece: dict[str, Any], like: Any, path: str) -> None:
     """Raise CheckpointError if a piece and its parameter, `like`, are spread differently, since joined() would fail."""
-    saved, now = Layout(*saved_piece["layout"]), _layout(like) if is_spread(like) else None
+    saved, now = MeshLayout(*saved_piece["layout"]), _layout(like) if is_spread(like) else None
     if saved != now:
         raise CheckpointError(
             f"{path} is {_layout_words(saved)}, but its parameter is {_layout_words(now)}: an optimizer's state can be "
@@ -252,14 +252,14 @@ _GATHER = (
 )
 
 
-def _layout(tensor: Any) -> Layout:
+def _layout(tensor: Any) -> MeshLayout:
     mesh = tensor.device_mesh
     at = mesh.get_coordinate()
     placements = tuple(map(str, tensor.placements))
-    return Layout(tuple(tensor.shape), tuple(mesh.shape), None if at is None else tuple(at), placements)
+    return MeshLayout(tuple(tensor.shape), tuple(mesh.shape), None if at is None else tuple(at), placements)
 
 
-def _layout_words(layout: Layout | None) -> str:
+def _layout_words(layout: MeshLayout | None) -> str:
     if layout is None:
         return "a tensor that is not sharded"
     shape, mesh, at, placements = layout

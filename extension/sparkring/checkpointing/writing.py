@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sparkring.checkpointing import folder, retention, tensors
 from sparkring.checkpointing.entries import Commit, Entry, File
 from sparkring.checkpointing.retention import Policy
-from sparkring.checkpointing.tensors import Layout
+from sparkring.checkpointing.tensors import FileLayout
 from sparkring.errors import CheckpointError, CheckpointStorageError
 from sparkring.runtime import report
 from sparkring.runtime.kernel import tell
@@ -23,7 +23,7 @@ _LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # the first and the longest pause betwe
 _complained: set[str] = set()
 
 
-class Save(NamedTuple):
+class CheckpointDraft(NamedTuple):
     """A checkpoint that is to be written. `commit` has no files yet.
 
     `began` is the time at which save() was called (time.monotonic()). `blocked_s` is how long a save in the background
@@ -33,7 +33,7 @@ class Save(NamedTuple):
     directory: Location
     name: str
     rank: int
-    layout: Layout
+    layout: FileLayout
     metadata: Mapping[str, Any]
     commit: Commit
     policy: Policy
@@ -41,7 +41,7 @@ class Save(NamedTuple):
     blocked_s: float | None
 
 
-def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
+def carry_out(save: CheckpointDraft, buffers: Iterable[memoryview]) -> None:
     """Write this rank's file; rank 0 then commits, reports, and removes old checkpoints. Raises CheckpointError."""
     try:
         files = _written(save, buffers)
@@ -73,7 +73,7 @@ def tell_damaged(directory: Location, entry: Entry, reason: str) -> None:
     report.tell(CheckpointDamaged(directory.written, entry.name, entry.step, reason))
 
 
-def _written(save: Save, buffers: Iterable[memoryview]) -> tuple[File, ...] | None:
+def _written(save: CheckpointDraft, buffers: Iterable[memoryview]) -> tuple[File, ...] | None:
     """Write this rank's file, and return the files of all ranks once they exist; None on ranks that do not commit."""
     place = save.directory / save.name
     folder.make(save.directory, save.name)
@@ -86,7 +86,7 @@ def _written(save: Save, buffers: Iterable[memoryview]) -> tuple[File, ...] | No
     return (file, *_of_others(save))
 
 
-def _of_others(save: Save) -> list[File]:
+def _of_others(save: CheckpointDraft) -> list[File]:
     """Wait until all ranks except 0 have reported their files, and return the files in the order of the ranks.
 
     The reports are looked up by name, because a listing may be stale.
@@ -112,7 +112,7 @@ def _of_others(save: Save) -> list[File]:
         pause_s = min(2 * pause_s, _LOOK_LAST_S)
 
 
-def _others(save: Save) -> list[Entry]:
+def _others(save: CheckpointDraft) -> list[Entry]:
     """Return the directory's other checkpoints."""
     try:
         return [entry for entry in folder.listing(save.directory) if entry.name != save.name]
@@ -121,7 +121,7 @@ def _others(save: Save) -> list[Entry]:
         return []
 
 
-def _committed(save: Save, commit: Commit, others: list[Entry]) -> None:
+def _committed(save: CheckpointDraft, commit: Commit, others: list[Entry]) -> None:
     """Report the new checkpoint, and remove those that need not be kept. The save succeeds even if a removal fails."""
     entries = [Entry(save.name, "committed", commit), *others]
     top = save.policy.best(entries)

@@ -39,11 +39,11 @@ def silence() -> None:
 
 def silence_when_imported() -> None:
     """Call silence() when this process imports Petastorm. Until then, this costs nothing."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if not any(isinstance(finder, _PetastormFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _PetastormFinder())
 
 
-class _Finder:
+class _PetastormFinder:
     """A finder that finds nothing, but notices an import of Petastorm, since Python asks it first."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:

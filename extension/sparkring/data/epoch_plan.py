@@ -16,7 +16,7 @@ USD_PER_GET = 0.0004 / 1000  # the price of a GET at S3 (Standard, us-east-1) an
 GETS_PER_S = 5_500  # GETs that S3 serves for one prefix: Amazon S3 User Guide, "Best practices design patterns"
 
 
-class Share(NamedTuple):
+class RankShare(NamedTuple):
     """What one rank reads in an epoch. Files and row groups that the rank reads only in part are counted, too.
 
     `size_bytes` is the compressed size of the columns that are read. If only some rows of a row group are read, its
@@ -60,8 +60,8 @@ class Outlook(NamedTuple):
     batch_size: int
     remainder: Remainder
     epochs: int
-    ours: tuple[Share, ...]
-    petastorms: tuple[Share, ...]
+    ours: tuple[RankShare, ...]
+    petastorms: tuple[RankShare, ...]
     requests: Requests
 
     @property
@@ -99,11 +99,11 @@ def outlook(dataset: Dataset, size: int, batch_size: int, *, remainder: Remainde
     return Outlook(dataset, batch_size, remainder, epochs, ours, petastorms, _requests(dataset, _stretches(ours)))
 
 
-def _stretches(shares: Iterable[Share]) -> tuple[tuple[int, int], ...]:
+def _stretches(shares: Iterable[RankShare]) -> tuple[tuple[int, int], ...]:
     return tuple(itertools.pairwise(itertools.accumulate((share.rows for share in shares), initial=0)))
 
 
-def _ours(dataset: Dataset, size: int, batch_size: int, remainder: Remainder) -> tuple[Share, ...]:
+def _ours(dataset: Dataset, size: int, batch_size: int, remainder: Remainder) -> tuple[RankShare, ...]:
     shares = []
     for shard in plan(dataset.counts(), size, batch_size, remainder=remainder):
         size_bytes = 0.0
@@ -111,18 +111,18 @@ def _ours(dataset: Dataset, size: int, batch_size: int, remainder: Remainder) ->
             group = dataset.files[row_range.file].row_groups[row_range.row_group]
             size_bytes += group.size_bytes * row_range.rows / group.rows
         files = len({row_range.file for row_range in shard.ranges})
-        shares.append(Share(shard.rows, round(size_bytes), files, len(shard.ranges), shard.steps))
+        shares.append(RankShare(shard.rows, round(size_bytes), files, len(shard.ranges), shard.steps))
     return tuple(shares)
 
 
-def _petastorms(dataset: Dataset, size: int, batch_size: int) -> tuple[Share, ...]:
+def _petastorms(dataset: Dataset, size: int, batch_size: int) -> tuple[RankShare, ...]:
     groups = [(number, group) for number, file in enumerate(dataset.files) for group in file.row_groups]
     shares = []
     for rank in range(size):
         mine = groups[rank::size]
         rows = sum(group.rows for _, group in mine)
         size_bytes = sum(group.size_bytes for _, group in mine)
-        shares.append(Share(rows, size_bytes, len({file for file, _ in mine}), len(mine), -(-rows // batch_size)))
+        shares.append(RankShare(rows, size_bytes, len({file for file, _ in mine}), len(mine), -(-rows // batch_size)))
     return tuple(shares)
 
 

@@ -30,7 +30,7 @@ class Spec(NamedTuple):
 
 
 @dataclass
-class Layout:
+class BatchLayout:
     """The columns of a batch, and how each is made: from one stored column, or from several side by side.
 
     learn() finds `spec` from the first rows; all other rows must match it. If the transform returns arrays of objects

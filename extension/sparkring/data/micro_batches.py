@@ -131,7 +131,7 @@ class ArrowRows:
         return _from_ipc, (pickle.PickleBuffer(as_ipc(self._table)),)
 
 
-class Piece(NamedTuple):
+class StoredPiece(NamedTuple):
     """All rows of an Arrow file that a task or the driver has written, or the bytes of such a file."""
 
     file: Location | bytes
@@ -142,7 +142,12 @@ class StoredRows:
     """`count` consecutive rows of the given pieces, beginning with row `first`."""
 
     def __init__(
-        self, schema: bytes, pieces: Sequence[Piece], nulls: frozenset[str], first: int = 0, count: int | None = None
+        self,
+        schema: bytes,
+        pieces: Sequence[StoredPiece],
+        nulls: frozenset[str],
+        first: int = 0,
+        count: int | None = None,
     ) -> None:
         self._schema = schema
         self._pieces = tuple(pieces)
@@ -164,7 +169,7 @@ class StoredRows:
     def slice(self, first: int, count: int) -> StoredRows:
         """Return a part of the rows. Pieces in memory are cut, so that a rank is not sent the rows of others."""
         first += self._first
-        pieces: list[Piece] = []
+        pieces: list[StoredPiece] = []
         before = skipped = 0
         for piece in self._pieces:
             begin, end = max(first - before, 0), min(first + count - before, piece.rows)
@@ -172,7 +177,7 @@ class StoredRows:
             if begin >= end:
                 continue
             if isinstance(piece.file, bytes) and end - begin < piece.rows:
-                piece = Piece(as_ipc(_read_piece(piece).slice(begin, end - begin)).to_pybytes(), end - begin)
+                piece = StoredPiece(as_ipc(_read_piece(piece).slice(begin, end - begin)).to_pybytes(), end - begin)
             elif not pieces:
                 skipped = begin
             pieces.append(piece)
@@ -190,7 +195,7 @@ class StoredRows:
     @staticmethod
     def from_described(description: Mapping[str, Any], folder: Location) -> StoredRows:
         """Return the rows that described() has described; their files are in `folder`."""
-        pieces = [Piece(folder / name, rows) for name, rows in description["pieces"]]
+        pieces = [StoredPiece(folder / name, rows) for name, rows in description["pieces"]]
         return StoredRows(base64.b64decode(description["schema"]), pieces, frozenset(description["nulls"]))
 
     def files(self) -> list[Location]:
@@ -359,7 +364,7 @@ def _from_ipc(buffer: Any) -> ArrowRows:
     return ArrowRows(pa.ipc.open_stream(pa.py_buffer(buffer)).read_all())
 
 
-def _read_piece(piece: Piece) -> pa.Table:
+def _read_piece(piece: StoredPiece) -> pa.Table:
     if isinstance(piece.file, bytes):
         return pa.ipc.open_stream(pa.py_buffer(piece.file)).read_all()
     try:

@@ -33,7 +33,7 @@ class Route(NamedTuple):
     window: int = 0
 
 
-class Progress:
+class ReadProgress:
     """Reports the progress of one reader of this rank: at most a few times a second, and at the end of each epoch."""
 
     def __init__(self, **data: Any) -> None:

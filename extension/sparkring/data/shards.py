@@ -17,8 +17,8 @@ from sparkring.data.dataset import Dataset, Source, having_nulls, open_dataset
 from sparkring.data.layout import (
     Array,
     Batch,
+    BatchLayout,
     Columns,
-    Layout,
     Spec,
     Transform,
     dtype_of,
@@ -27,7 +27,7 @@ from sparkring.data.layout import (
     members_of,
 )
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
-from sparkring.data.progress import Progress, Route
+from sparkring.data.progress import ReadProgress, Route
 from sparkring.data.reader import Ahead, Window, first_rows, windows
 from sparkring.data.tensors import refused
 from sparkring.data.where import Where, nearest
@@ -39,7 +39,7 @@ from sparkring.wire.messages import Piece
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkring.capture.names import Call
+    from sparkring.capture.names import MethodCall
     from sparkring.data.plan import Remainder
 
 SHUFFLED_ROWS = 65_536
@@ -148,7 +148,7 @@ def shards(
         column.name for column in dataset.schema if changes_with_nulls(column.type) and column.name not in making.fill
     ]
     making = replace(making, nulls=having_nulls(dataset, depends), spark=dataset.spark)
-    layout = Layout(dataset.name, groups, making, dtype_of(dtype), transform)
+    layout = BatchLayout(dataset.name, groups, making, dtype_of(dtype), transform)
     window = _window(shuffle, batch_size, dataset)
     return Shards(dataset, batch_size, layout, window, remainder, prefetch, seat, Position(seed=seed))
 
@@ -164,7 +164,7 @@ class Shards:
 
     dataset: Dataset
     batch_size: int
-    layout: Layout
+    layout: BatchLayout
     window: int
     remainder: Remainder
     prefetch: int
@@ -172,7 +172,7 @@ class Shards:
     start: Position
     _steps: int = 0  # the batches handed out since `start`
     _planned: tuple[int, Position, tuple[Shard, ...]] | None = field(default=None, repr=False)
-    _progress: Progress | None = field(default=None, repr=False)
+    _progress: ReadProgress | None = field(default=None, repr=False)
 
     # ── Properties ────────────────────────────────────────────────────────────
 
@@ -230,7 +230,7 @@ class Shards:
             self.layout.learn(first_rows(self.dataset, self.dataset.columns, PROBED_ROWS))
         return self.layout.spec
 
-    def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
+    def __sparkring_validate__(self, size: int, calls: Iterable[MethodCall] = ()) -> None:
         """Raise, before any rank is started, the errors that ranks would raise.
 
         `size` is the number of ranks. `calls` are the calls of this object's methods in the cell.
@@ -495,11 +495,11 @@ class Shards:
     def _ahead(self, read: Callable[[], Generator[Chunk[Held], None, None]]) -> Ahead[Chunk[Held]]:
         return Ahead(read, self.prefetch * (1 if self.layout.transform is None else TRANSFORMED_AHEAD))
 
-    def _begin(self) -> Progress:
+    def _begin(self) -> ReadProgress:
         """Report that an epoch begins and, the first time, which data is read."""
         dataset = self.dataset
         if self._progress is None:
-            self._progress = Progress(
+            self._progress = ReadProgress(
                 name=dataset.name,
                 kind="parquet",
                 columns=dataset.columns,

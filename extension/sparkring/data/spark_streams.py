@@ -21,7 +21,7 @@ from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.session import pandas_unused
 from sparkring.data.columns import changes_with_nulls
 from sparkring.data.frames import for_arrays, serialized_schema, session_of
-from sparkring.data.micro_batches import Piece, StoredRows, as_ipc
+from sparkring.data.micro_batches import StoredPiece, StoredRows, as_ipc
 from sparkring.data.stage_task import COLUMNS, Staging, stage
 from sparkring.errors import DataError
 from sparkring.executor.tasks import task_for
@@ -97,7 +97,7 @@ class Stager:
             place.fs.makedirs(self._folder.path, exist_ok=True)
             with place.fs.open(place.path, "wb") as file:
                 file.write(data)
-        pieces = [Piece(place, table.num_rows)] if table.num_rows else []
+        pieces = [StoredPiece(place, table.num_rows)] if table.num_rows else []
         return StoredRows(self._schema.serialize().to_pybytes(), pieces, nulls)
 
     def _by_tasks(self, rows: DataFrame, batch_id: int) -> StoredRows:
@@ -111,7 +111,7 @@ class Stager:
         except Exception as error:  # Java's errors, as py4j or pyspark show them
             raise DataError(f"Spark could not compute batch {batch_id}: {root_cause(str(error))}") from error
         self._is_small = sum(part.bytes for part in parts) <= SMALL_BYTES
-        pieces = [Piece(folder / part.name if part.name else bytes(part.data), part.rows) for part in parts]
+        pieces = [StoredPiece(folder / part.name if part.name else bytes(part.data), part.rows) for part in parts]
         nulls = frozenset(name for part in parts for name in part.nulls)
         return StoredRows(self._schema.serialize().to_pybytes(), pieces, nulls)
 

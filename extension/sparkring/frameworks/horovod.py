@@ -42,7 +42,9 @@ class Horovod(Framework):
     }
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
-        from sparkring.frameworks.rendezvous import Store  # imports an HTTP server, which only the driver needs
+        from sparkring.frameworks.rendezvous import (
+            RendezvousStore,
+        )  # imports an HTTP server, which only the driver needs
 
         super().__init__(host, bind_host, endpoints)
         if ":" in bind_host or ":" in host:
@@ -50,7 +52,9 @@ class Horovod(Framework):
                 f"Horovod's ranks cannot connect over IPv6 ({host}). Set spark.driver.host and "
                 "spark.driver.bindAddress to IPv4 addresses, or use %%torchrun."
             )
-        self._store = Store(bind_host, peers={endpoint.seen_as for endpoint in endpoints}, ranks=len(endpoints))
+        self._store = RendezvousStore(
+            bind_host, peers={endpoint.seen_as for endpoint in endpoints}, ranks=len(endpoints)
+        )
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         interface = self.endpoints[world.rank].interface

@@ -26,11 +26,11 @@ REQUEST_TIMEOUT_S = 30.0
 _SCOPE = re.compile(r"(?:global|local_[\w.\-]{1,255}|cross_\d{1,6})(?:_process_set_hash_[0-9a-fA-F]{1,32})?", re.ASCII)
 
 
-class Store:
+class RendezvousStore:
     """The store for a gang of `ranks` ranks, on a free port of `host`. It answers only the addresses in `peers`."""
 
     def __init__(self, host: str, *, peers: set[str], ranks: int) -> None:
-        self._server = _Server((host, 0), peers, MOST_KEYS_PER_RANK * ranks)
+        self._server = _RendezvousServer((host, 0), peers, MOST_KEYS_PER_RANK * ranks)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve, name="sparkring-rendezvous", daemon=True)
         self._thread.start()
@@ -43,7 +43,7 @@ class Store:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _RendezvousServer(ThreadingHTTPServer):
     daemon_threads = False  # server_close() then waits for the threads
     request_queue_size = 1024  # all ranks connect at once
 
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = REQUEST_TIMEOUT_S
     disable_nagle_algorithm = True
-    server: _Server
+    server: _RendezvousServer
 
     def do_GET(self) -> None:
         place = self._place()

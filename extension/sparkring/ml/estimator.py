@@ -23,11 +23,11 @@ from sparkring.engine.run.spec import Call, RunSpec
 from sparkring.engine.run.warm_gang import WarmGang
 from sparkring.launchers import place_of
 from sparkring.ml import keras, torch
-from sparkring.ml.frames import Rows, rows_of
+from sparkring.ml.frames import FitRows, rows_of
 from sparkring.ml.model import Fitted, KerasModel, TorchModel
 from sparkring.ml.params import Fitting
 from sparkring.ml.saving import EstimatorReader, EstimatorWriter
-from sparkring.ml.training import Trained, Training, reshaping
+from sparkring.ml.training import TrainedModel, Training, reshaping
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import Location, locate
 from sparkring.worker.model.predictors import is_keras
@@ -42,7 +42,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
 
     framework: str
     imports: tuple[str, ...]
-    train: Callable[..., Trained | None]
+    train: Callable[..., TrainedModel | None]
     result: type[Fitted]
 
     def __init__(
@@ -91,7 +91,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
         trained = self._trained(rows, dataset.sparkSession.sparkContext)
         return self.result()._of(self, self.value("model"), trained, specs)
 
-    def _trained(self, rows: Rows, context: SparkContext) -> Trained:
+    def _trained(self, rows: FitRows, context: SparkContext) -> TrainedModel:
         np, checkpoint_dir = self.value("num_proc"), self.value("checkpoint_dir")
         parameters = _described({param.name: self.getOrDefault(param) for param in self.params})
         code = f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in parameters.items())}).fit(df)"
@@ -120,7 +120,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
             }
             call = Call(type(self).train, (), values, self.imports)
             title = f"{type(self).__name__}.fit"
-            trained: Trained = run_spec(RunSpec(call, options, self.framework, title, code, gang)).value
+            trained: TrainedModel = run_spec(RunSpec(call, options, self.framework, title, code, gang)).value
         return trained
 
     def write(self) -> EstimatorWriter:

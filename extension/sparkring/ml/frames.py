@@ -34,7 +34,7 @@ _ITEMS = ".list.element"  # the suffix that Parquet adds to the name of a column
 _writing = threading.Lock()
 
 
-class Rows(NamedTuple):
+class FitRows(NamedTuple):
     """The rows for training and, if there are any, those for validation. `version` identifies the rows."""
 
     train: Shards
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     version: str
 
 
-def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> Rows:
+def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> FitRows:
     """Write the columns that a fit needs, unless the cache has them, and return the rows divided among the ranks.
 
     Raise DataError if there are too few rows for the ranks, or if a column has nulls.
@@ -90,7 +90,7 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
             "batch_size or fewer ranks."
         )
     if not validation:
-        return Rows(open_it(None, "", batch_size, "drop", fitting.value("shuffle")), None, copy.version)
+        return FitRows(open_it(None, "", batch_size, "drop", fitting.value("shuffle")), None, copy.version)
     if rows["validation"] < ranks:
         raise DataError(
             f"validation={validation!r} leaves {rows['validation']:,} rows for validation, but each of the {ranks} "
@@ -99,7 +99,7 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
     val_size = min(fitting.value("val_batch_size") or batch_size, rows["validation"] // ranks)
     split = validation if isinstance(validation, str) else "validation"
     train = open_it(~chosen, f"not {split}", batch_size, "drop", fitting.value("shuffle"))
-    return Rows(train, open_it(chosen, split, val_size, "join", False), copy.version)
+    return FitRows(train, open_it(chosen, split, val_size, "join", False), copy.version)
 
 
 def _names(fitting: Fitting) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkring.checkpointing import keras_3_state, tensorflow_state
 from sparkring.checkpointing.store import checkpoints
 from sparkring.errors import OptionsError
-from sparkring.ml.training import History, Trained, Training
+from sparkring.ml.training import History, TrainedModel, Training
 from sparkring.runtime.report import numbers
 from sparkring.runtime.resume_point import here
 from sparkring.worker.model.predictors import is_keras
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from sparkring.data.shards import Shards
 
 
-def train(training: Training, model: Any, optimizer: Any, data: Shards, validation: Shards | None) -> Trained | None:
+def train(
+    training: Training, model: Any, optimizer: Any, data: Shards, validation: Shards | None
+) -> TrainedModel | None:
     """Train the model on this rank's shard. Return the weights and the history on rank 0, and None on other ranks."""
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
@@ -55,7 +57,7 @@ def train(training: Training, model: Any, optimizer: Any, data: Shards, validati
     )
     if hvd.rank():
         return None
-    return Trained(made.get_weights(), _history(fitted) if resume is None else resume.history)
+    return TrainedModel(made.get_weights(), _history(fitted) if resume is None else resume.history)
 
 
 def new_model(given: Any, specs: dict[str, Spec]) -> Any:

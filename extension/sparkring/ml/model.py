@@ -17,7 +17,7 @@ from sparkring.engine.predictions.settings import Settings
 from sparkring.ml import keras, torch
 from sparkring.ml.params import Columns
 from sparkring.ml.saving import ModelReader, ModelWriter
-from sparkring.ml.training import History, Trained, reshaping
+from sparkring.ml.training import History, TrainedModel, reshaping
 from sparkring.worker.model import outputs, predictors
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ class Fitted(Model, Columns, MLWritable, MLReadable):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._given: Any = None
-        self._trained: Trained | None = None
+        self._trained: TrainedModel | None = None
         self._specs: dict[str, Spec] = {}
         self._model: Any = None
         self._history: History = {}
         self._making = threading.Lock()
 
-    def _of(self, columns: Columns, given: Any, trained: Trained, specs: Mapping[str, Spec]) -> Fitted:
+    def _of(self, columns: Columns, given: Any, trained: TrainedModel, specs: Mapping[str, Spec]) -> Fitted:
         """Set the results of fit(). `given` is the estimator's model; `specs` describes the rows of its inputs."""
         self._set(
             feature_cols=columns.value("feature_cols"),

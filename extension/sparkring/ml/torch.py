@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.checkpointing.store import checkpoints
 from sparkring.errors import OptionsError
-from sparkring.ml.training import Trained, Training
+from sparkring.ml.training import TrainedModel, Training
 from sparkring.runtime import report
 from sparkring.runtime.resume_point import here
 from sparkring.runtime.world import world
@@ -27,7 +27,9 @@ REPORT_EVERY_S = 0.2
 Measure = Callable[[Any, Any, Any], Any]
 
 
-def train(training: Training, model: Any, optimizer: Any, data: Shards, validation: Shards | None) -> Trained | None:
+def train(
+    training: Training, model: Any, optimizer: Any, data: Shards, validation: Shards | None
+) -> TrainedModel | None:
     """Train the module on this rank's shard. Return the weights and the history on rank 0, and None on other ranks."""
     import torch
     import torch.distributed as dist
@@ -67,7 +69,7 @@ class _Loop:
             for label in training.label_cols
         ]
 
-    def run(self, data: Shards, validation: Shards | None) -> Trained | None:
+    def run(self, data: Shards, validation: Shards | None) -> TrainedModel | None:
         from torch.nn.parallel import DistributedDataParallel
 
         training, epochs = self._training, self._training.epochs
@@ -99,7 +101,7 @@ class _Loop:
             store.wait()
         if world().rank:
             return None
-        return Trained({name: value.cpu() for name, value in self._module.state_dict().items()}, history)
+        return TrainedModel({name: value.cpu() for name, value in self._module.state_dict().items()}, history)
 
     def _epoch(self, model: Any, data: Shards, epoch: int) -> dict[str, float]:
         """Read one epoch, and train the model unless `epoch` is 0. Return averages over the rows of all ranks."""

@@ -27,7 +27,7 @@ class Training:
     random_seed: int | None
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """The result of rank 0: the weights in the form that the framework uses, and the metrics of each epoch by name."""
 
     weights: Any

@@ -17,10 +17,10 @@ import platformdirs
 
 from sparkring.tools.horovod_build.errors import BuildError
 from sparkring.tools.horovod_build.installation import install
-from sparkring.tools.horovod_build.plan import Plan, detect
+from sparkring.tools.horovod_build.plan import BuildPlan, detect
 from sparkring.tools.horovod_build.target import HOROVOD
 from sparkring.tools.horovod_build.wheel import build
-from sparkring.tools.watch import Progress
+from sparkring.tools.watch import StepProgress
 
 _DESCRIPTION = f"""\
 Build a wheel of Horovod {HOROVOD} for the TensorFlow and PyTorch that are installed in this environment. The wheel is
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the console command, and return its exit status."""
     options = parser().parse_args(arguments)
     cache: Path = options.cache or platformdirs.user_cache_path("sparkring") / "horovod"
-    progress = Progress(sys.stderr)
+    progress = StepProgress(sys.stderr)
     try:
         built = build(detect(), cache.resolve(), progress, force=options.force, verbose=options.verbose)
         proofs = install(built.wheel, built.plan.target, progress) if options.install else []
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def gpu_limits(plan: Plan, failure: str) -> list[str]:
+def gpu_limits(plan: BuildPlan, failure: str) -> list[str]:
     """Return what Horovod cannot do with GPUs although a framework is built for CUDA, and why."""
     target = plan.target
     if target.nccl or plan.asked or not (target.torch_cuda or target.tensorflow_cuda):

@@ -19,7 +19,7 @@ _MEASURED = dict(zip(_PERCENTAGES, _SHARES, strict=True))
 _STEP = re.compile(r"^\s*\[ *(\d+)%\]", re.MULTILINE)
 
 
-class Pace:
+class BuildPace:
     """Estimates the progress of a build from its output. It uses the times of this machine's last build, if any."""
 
     def __init__(self, kept: Path) -> None:

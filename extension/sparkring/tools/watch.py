@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 
-class Progress:
+class StepProgress:
     """Shows progress: on a terminal, in one line that is rewritten; elsewhere, with a new line every ten seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,7 +73,7 @@ def watch(
     command: Sequence[str],
     env: Mapping[str, str],
     log: Path,
-    progress: Progress,
+    progress: StepProgress,
     *,
     verbose: bool = False,
     share_of: Callable[[str, float], float | None] = lambda fresh, passed_s: None,
@@ -139,7 +139,7 @@ def why_failed(failure: str, log: Path) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run and watch a command, and return its exit status."""
     log, title, *command = arguments
-    file, progress = Path(log), Progress(sys.stderr)
+    file, progress = Path(log), StepProgress(sys.stderr)
     file.write_text("")
     progress.step(title)
     try:

@@ -16,7 +16,7 @@ Reducer: TypeAlias = Callable[[Any], Reduced | None]
 WRAPPED = Kind("an optimizer that Horovod has wrapped", "pass the optimizer, and wrap it in the cell")
 
 
-class Layout(NamedTuple):
+class ArrayLayout(NamedTuple):
     """The memory layout of an array: the address of its first element, and strides in bytes."""
 
     address: int

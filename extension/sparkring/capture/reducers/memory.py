@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sparkring.capture.reducers import torch
-from sparkring.capture.reducers.base import Layout, Reduced
+from sparkring.capture.reducers.base import ArrayLayout, Reduced
 
 # Blocks start at multiples of this number, because torch needs offsets that are multiples of an element's size.
 _ALIGNMENT = 16
@@ -22,7 +22,7 @@ _ALIGNMENT = 16
 _EFFORT = 10_000
 
 
-class Block:
+class MemoryBlock:
     """The bytes between two addresses, in the memory of `owner`."""
 
     def __init__(self, start: int, end: int, owner: object) -> None:
@@ -30,9 +30,9 @@ class Block:
         self.start, self.end = start, end
         # The content is a NumPy array, because the garbage collector tracks memoryviews and ctypes arrays, and could
         # clear them while they are being read.
-        self._content = _numpy().asarray(_Memory(Layout(start, 1, (end - start,), (1,)), "|u1", owner))
+        self._content = _numpy().asarray(_Memory(ArrayLayout(start, 1, (end - start,), (1,)), "|u1", owner))
 
-    def __contains__(self, layout: Layout) -> bool:
+    def __contains__(self, layout: ArrayLayout) -> bool:
         start, end = layout.bounds
         return self.start <= start and end <= self.end
 
@@ -50,11 +50,11 @@ def _writable(buffer: Any) -> Any:
 
 
 class _Array(NamedTuple):
-    layout: Layout
+    layout: ArrayLayout
     value: Any  # kept so that its memory is not used for another array before the search is done
 
 
-class Memory:
+class ArrayMemory:
     """The memory of all arrays that are packed together.
 
     reduce() packs an array that lies in one of `blocks` as a view of that block, and other arrays separately. When all
@@ -62,7 +62,7 @@ class Memory:
     The caller then packs everything again with these blocks.
     """
 
-    def __init__(self, blocks: Sequence[Block] = ()) -> None:
+    def __init__(self, blocks: Sequence[MemoryBlock] = ()) -> None:
         self._blocks = blocks
         self._starts = [block.start for block in blocks]
         self._arrays: list[_Array] = []
@@ -89,10 +89,10 @@ class Memory:
         dense = value if layout.is_dense else value.detach().contiguous()
         layout = torch.layout(dense)
         assert layout is not None
-        block = Block(*layout.bounds, dense)
+        block = MemoryBlock(*layout.bounds, dense)
         return torch.reduced(value, layout, block, layout.address - block.start)
 
-    def shared(self) -> tuple[Block, ...]:
+    def shared(self) -> tuple[MemoryBlock, ...]:
         """Return blocks, in the order of their addresses, for separately packed arrays that share memory."""
         ranges: list[tuple[int, int, object]] = []
         open_: list[_Array] = []  # earlier arrays that reach beyond the start of the current one
@@ -110,10 +110,10 @@ class Memory:
                 first, last, others = merged.pop()
                 start, end, owners = first, max(last, end), (others, owners)
             merged.append((start, end, (owners,)))
-        return tuple(Block(*span) for span in merged)
+        return tuple(MemoryBlock(*span) for span in merged)
 
 
-def _shared(one: Layout, other: Layout) -> bool:
+def _shared(one: ArrayLayout, other: ArrayLayout) -> bool:
     """Return whether two arrays whose bounds overlap have an element in common."""
     if one.is_dense and other.is_dense:
         return True
@@ -126,7 +126,7 @@ def _shared(one: Layout, other: Layout) -> bool:
 class _Memory:
     """Describes memory to NumPy, which then makes an array of it. `owner` keeps the memory alive."""
 
-    def __init__(self, layout: Layout, typestr: str, owner: object = None) -> None:
+    def __init__(self, layout: ArrayLayout, typestr: str, owner: object = None) -> None:
         self.owner = owner
         self.__array_interface__ = {
             "version": 3,
@@ -137,7 +137,7 @@ class _Memory:
         }
 
 
-def _probe(layout: Layout) -> Any:
+def _probe(layout: ArrayLayout) -> Any:
     return _numpy().asarray(_Memory(layout, f"|V{layout.itemsize}"))
 
 
@@ -146,11 +146,11 @@ def _numpy() -> Any:
     return sys.modules.get("numpy")
 
 
-def _layout(array: Any) -> Layout | None:
+def _layout(array: Any) -> ArrayLayout | None:
     """Return the layout of an array; None if the array holds objects or is empty."""
     if array.dtype.hasobject or array.size == 0:
         return None
-    return Layout(array.__array_interface__["data"][0], array.itemsize, array.shape, array.strides)
+    return ArrayLayout(array.__array_interface__["data"][0], array.itemsize, array.shape, array.strides)
 
 
 def _view(

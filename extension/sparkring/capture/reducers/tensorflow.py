@@ -401,27 +401,27 @@ def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -
                 _name_lambdas(item, layers, custom)
 
 
-class Part(NamedTuple):
+class ModelPart(NamedTuple):
     """A layer or a variable of a model: the one with this `number` in _parts()."""
 
     model: Any
     number: int
 
 
-def parts_of_models(values: Iterable[object]) -> dict[int, Part]:
+def parts_of_models(values: Iterable[object]) -> dict[int, ModelPart]:
     """Return, by id, the layers and variables of the Keras models that `values` are or contain."""
     models: dict[int, Any] = {}
     if "keras" in sys.modules or "tf_keras" in sys.modules:
         for value in values:
             steps = walk(value, limit=_SEARCHED, enters=lambda value: not _is_frameworks(type(value)))
             models |= {id(step.value): step.value for step in steps if is_model(step.value)}
-    parts: dict[int, Part] = {}
+    parts: dict[int, ModelPart] = {}
     # A model that is part of another one is packed as that part, so begin with the largest.
     for model in sorted(models.values(), key=lambda model: -len(list(model._flatten_layers()))):
         if id(model) not in parts:
             for number, part in enumerate(_parts(model)):
                 if part is not model:
-                    parts.setdefault(id(part), Part(model, number))
+                    parts.setdefault(id(part), ModelPart(model, number))
     return parts
 
 
@@ -434,7 +434,7 @@ def part_of_model(model: Any, number: int) -> Any:
     return _parts(model)[number]
 
 
-def with_shared_layers(model: Any, reduced: Reduced, parts: Mapping[int, Part]) -> Reduced:
+def with_shared_layers(model: Any, reduced: Reduced, parts: Mapping[int, ModelPart]) -> Reduced:
     """Let a model share its layers with other models when it is rebuilt. `parts` are those of the other models."""
     shared = {layer.name: part for layer in model.layers if (part := parts.get(id(layer))) and part.model is not model}
     if not shared or not by_reference(type(model)) or not hasattr(model, "inputs"):

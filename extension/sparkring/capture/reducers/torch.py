@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sparkring.capture.picklability import Kind, Refused
-from sparkring.capture.reducers.base import WRAPPED, Layout, Reduced, Reducer
+from sparkring.capture.reducers.base import WRAPPED, ArrayLayout, Reduced, Reducer
 
 _DATA_LOADER = ("torch.utils.data.dataloader", "DataLoader")
 _COMPILED = Kind(
@@ -27,7 +27,7 @@ _COMPILED = Kind(
 
 
 def reducer_for(cls: type) -> Reducer | None:
-    """Return the reducer for the values of a type, if it needs one. Plain tensors are left to Memory.reduce()."""
+    """Return the reducer for the values of a type, if it needs one. Plain tensors are left to ArrayMemory.reduce()."""
     if "torch" not in sys.modules:
         return None
     if cls is types.FunctionType:
@@ -63,7 +63,7 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, tensor_types())
 
 
-def layout(tensor: Any) -> Layout | None:
+def layout(tensor: Any) -> ArrayLayout | None:
     """Return the layout of a plain tensor in this machine's memory; None for tensors that torch packs itself."""
     torch = sys.modules["torch"]
     if (
@@ -79,10 +79,10 @@ def layout(tensor: Any) -> Layout | None:
     ):
         return None
     size = tensor.element_size()
-    return Layout(tensor.data_ptr(), size, tuple(tensor.shape), tuple(step * size for step in tensor.stride()))
+    return ArrayLayout(tensor.data_ptr(), size, tuple(tensor.shape), tuple(step * size for step in tensor.stride()))
 
 
-def reduced(tensor: Any, layout: Layout, block: object, offset: int) -> Reduced:
+def reduced(tensor: Any, layout: ArrayLayout, block: object, offset: int) -> Reduced:
     """Pack a tensor as a view of a block of bytes, with its gradient and its added attributes."""
     strides = tuple(step // layout.itemsize for step in layout.strides)
     is_parameter = type(tensor) is not sys.modules["torch"].Tensor

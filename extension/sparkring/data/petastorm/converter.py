@@ -12,7 +12,7 @@ from typing import Any
 from sparkring.capture.picklability import type_name
 from sparkring.compat.petastorm_warnings import silence
 from sparkring.data.folders import has_ended, read_json, this_process, write_json
-from sparkring.data.petastorm.plan import Path, Plan, plan_reader
+from sparkring.data.petastorm.plan import Path, ReaderPlan, plan_reader
 from sparkring.data.petastorm.source import in_words
 from sparkring.data.petastorm.watching import watch
 from sparkring.errors import DataError, OptionsError, PathError
@@ -145,7 +145,7 @@ class SparkDatasetConverter:
         num_epochs: int | None,
         workers_count: int | None,
         every_change: bool = False,
-    ) -> Plan:
+    ) -> ReaderPlan:
         given = {**reader_options, "num_epochs": num_epochs, "workers_count": workers_count or 4}
         # `shard_one` sets the shard even if there is only one rank. Without a shard, Petastorm's converter would warn
         # that the shard differs from HOROVOD_RANK and HOROVOD_SIZE, if these variables are set.
@@ -183,7 +183,7 @@ def _remove_abandoned(parent_url: str) -> None:
 
 
 @contextlib.contextmanager
-def _entered(manager: Any, plan: Plan) -> Iterator[Any]:
+def _entered(manager: Any, plan: ReaderPlan) -> Iterator[Any]:
     """Enter Petastorm's context manager, watch its reader, and yield what the context manager yields."""
     with contextlib.ExitStack() as stack:
         try:

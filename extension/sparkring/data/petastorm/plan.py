@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sparkring.compat.petastorm_warnings import silence
 from sparkring.data.petastorm import transform
-from sparkring.data.petastorm.source import Source, open_source
+from sparkring.data.petastorm.source import ReaderSource, open_source
 from sparkring.errors import DataError, OptionsError, PathError
 from sparkring.history.describe import counted
 from sparkring.runtime.storage import locate
@@ -26,10 +26,10 @@ def row_group_shard(row_group_rows: Sequence[int], shard_count: int) -> list[int
     return [sum(row_group_rows[shard::shard_count]) for shard in range(shard_count)]
 
 
-class Plan(NamedTuple):
+class ReaderPlan(NamedTuple):
     """A reader that has passed the checks: the arguments of Petastorm's function, and a description of the data."""
 
-    source: Source
+    source: ReaderSource
     options: dict[str, Any]
     batched: bool
     batch_size: int | None
@@ -74,8 +74,8 @@ def plan_reader(
     name: str = "",
     shard_one: bool = False,
     every_change: bool = False,
-) -> Plan:
-    """Check a call of Petastorm's `function`, as far as possible before a worker starts, and return the Plan.
+) -> ReaderPlan:
+    """Check a call of Petastorm's `function`, as far as possible before a worker starts, and return the ReaderPlan.
 
     `arguments` and `given` are the positional and the keyword arguments of the call. `name` is the data's name in
     messages. With `shard_one`, the shard is set even if there is only one rank. `every_change` is passed to
@@ -97,7 +97,7 @@ def plan_reader(
     spec = options["transform_spec"]
     if spec is not None:
         transform.check(spec, source, options["schema_fields"], batched=batched, every_change=every_change)
-    plan = Plan(source, options, batched, batch_size, columns)
+    plan = ReaderPlan(source, options, batched, batch_size, columns)
     if options["shard_count"]:
         _check_shards(plan)
     return plan
@@ -150,7 +150,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, Integral)  # NumPy's integers, too
 
 
-def _check_shards(plan: Plan) -> None:
+def _check_shards(plan: ReaderPlan) -> None:
     """Raise DataError if some shard would have no rows. Warn if shards have unequal numbers of steps."""
     source, count = plan.source, plan.options["shard_count"]
     if len(source.rows) < count:

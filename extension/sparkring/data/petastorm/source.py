@@ -16,7 +16,7 @@ from sparkring.errors import DataError, PathError
 from sparkring.runtime.world import world
 
 
-class Source(NamedTuple):
+class ReaderSource(NamedTuple):
     """A data set as Petastorm sees it: row groups in Petastorm's order, with their numbers of rows and bytes."""
 
     name: str
@@ -43,7 +43,7 @@ class Source(NamedTuple):
         return f"{os.path.basename(piece.path)}, row group {piece.row_group + 1} of {of}"
 
 
-def open_source(options: dict[str, Any], name: str = "") -> Source:
+def open_source(options: dict[str, Any], name: str = "") -> ReaderSource:
     """Read the footers of the files that `options` name, through the file system that Petastorm will use.
 
     `options` are those of bound(). `name` is the data's name in messages; the default is its URL. Raise DataError if
@@ -86,7 +86,7 @@ def open_source(options: dict[str, Any], name: str = "") -> Source:
         except dataset_metadata.PetastormMetadataError:
             schema, has_unischema = dataset_metadata.infer_or_load_unischema(dataset), False
         groups = [footers[piece.path].row_group(piece.row_group) for piece in pieces]
-        source = Source(
+        source = ReaderSource(
             name, fs, pieces, [group.num_rows for group in groups], [group.total_byte_size for group in groups],
             {path: footer.num_row_groups for path, footer in footers.items()}, schema, has_unischema,
             dataset.partitions,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkring.errors import DataError
 
 if TYPE_CHECKING:
-    from sparkring.data.petastorm.source import Source
+    from sparkring.data.petastorm.source import ReaderSource
 
 _BATCH_ROWS = 8
 
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
         return _type_text(self.dtype, self.shape)
 
 
-def check(spec: Any, source: Source, schema_fields: Any, *, batched: bool, every_change: bool) -> None:
+def check(spec: Any, source: ReaderSource, schema_fields: Any, *, batched: bool, every_change: bool) -> None:
     """Raise DataError if `spec` does not turn the first rows of `source` into what it declares.
 
     If `batched` is true, the spec's function is called as make_batch_reader calls it, otherwise as make_reader does. If
@@ -93,7 +93,7 @@ def _declared(spec: Any, before: Any, name: str) -> Any:
         return transform_schema(before, spec)
 
 
-def _sample(source: Source, before: Any, batched: bool) -> Any:
+def _sample(source: ReaderSource, before: Any, batched: bool) -> Any:
     """Return the first rows in the form that the spec's function gets: a DataFrame if `batched`, otherwise a dict."""
     import pyarrow as pa
     from petastorm.utils import decode_row

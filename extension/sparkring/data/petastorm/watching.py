@@ -12,9 +12,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.data.petastorm.plan import Plan
+from sparkring.data.petastorm.plan import ReaderPlan
 from sparkring.data.petastorm.source import first_line
-from sparkring.data.progress import Progress, Route
+from sparkring.data.progress import ReadProgress, Route
 from sparkring.errors import DataError
 from sparkring.wire.messages import Piece
 
@@ -27,10 +27,10 @@ _DEAD_S = 1.5  # if results are still arriving
 _ROWS_AT_ONCE = 32  # counting each row separately would add a fifth to Petastorm's time
 
 
-def watch(reader: Reader, plan: Plan) -> None:
+def watch(reader: Reader, plan: ReaderPlan) -> None:
     """Count the results that `reader` takes from its queue, and look for dead workers whenever it has to wait."""
     source, options = plan.source, plan.options
-    progress = Progress(
+    progress = ReadProgress(
         name=source.name,
         kind="petastorm",
         columns=tuple(plan.columns),
@@ -42,7 +42,7 @@ def watch(reader: Reader, plan: Plan) -> None:
         size_bytes=sum(source.sizes_bytes),
         batch_size=plan.batch_size or 0,
     )
-    reader._results_queue_reader = Results(reader._results_queue_reader, Tally(progress, plan))
+    reader._results_queue_reader = CountedResults(reader._results_queue_reader, RowTally(progress, plan))
     pool = reader._workers_pool
     if hasattr(pool, "_results_receiver_poller"):
         pool._results_receiver_poller = _Poller(pool._results_receiver_poller, Deaths(source.name, pool))
@@ -50,10 +50,10 @@ def watch(reader: Reader, plan: Plan) -> None:
         _guard(pool._results_queue, Deaths(source.name, pool))
 
 
-class Results:
+class CountedResults:
     """The reader's queue of results. It counts what is read; after a failure, every read raises a DataError."""
 
-    def __init__(self, real: Any, tally: Tally) -> None:
+    def __init__(self, real: Any, tally: RowTally) -> None:
         self._real = real
         self._tally = tally
         self._failed: Exception | None = None
@@ -78,7 +78,7 @@ class Results:
         return item
 
 
-class Tally:
+class RowTally:
     """Counts the rows that a reader returns in each epoch, and reports the counts.
 
     Petastorm's epochs overlap: its workers begin an epoch while row groups of the previous epoch are still to arrive.
@@ -86,7 +86,7 @@ class Tally:
     epoch.
     """
 
-    def __init__(self, progress: Progress, plan: Plan) -> None:
+    def __init__(self, progress: ReadProgress, plan: ReaderPlan) -> None:
         self._progress, self._plan = progress, plan
         self._batched, self._batch_size = plan.batched, plan.batch_size
         groups = plan.groups
@@ -147,7 +147,7 @@ class Tally:
             self._progress.end()
 
 
-def _route(plan: Plan) -> Route | None:
+def _route(plan: ReaderPlan) -> Route | None:
     """Return the shard's row groups for the report, or None if a filter chooses which of them are read."""
     if plan.options["predicate"] is not None or plan.options["rowgroup_selector"] is not None:
         return None

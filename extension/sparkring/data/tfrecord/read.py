@@ -12,15 +12,15 @@ import numpy as np
 
 from sparkring.data.plan import seat
 from sparkring.data.tfrecord.example import decoded, tensorflow
-from sparkring.data.tfrecord.reading import Reading
-from sparkring.data.tfrecord.schema import Column, Remainder, Schema, Share, read_schema, share_out
+from sparkring.data.tfrecord.reading import RecordReading
+from sparkring.data.tfrecord.schema import Column, RecordShare, Remainder, Schema, read_schema, share_out
 from sparkring.data.where import nearest
 from sparkring.errors import DataError, OptionsError
 from sparkring.runtime import world
 from sparkring.runtime.storage import Location, locate
 
 if TYPE_CHECKING:
-    from sparkring.capture.names import Call
+    from sparkring.capture.names import MethodCall
 
 SHUFFLED_BYTES = 64_000_000  # the most bytes in the buffer in which records are shuffled
 MOST_SHUFFLED = 64  # the most records in this buffer
@@ -96,7 +96,7 @@ class Records:
         """The number of ranks that the files are divided among."""
         return self.seat[1] if self.seat else world.world().size
 
-    def share(self) -> Share:
+    def share(self) -> RecordShare:
         """Return the records that this rank reads. Raise DataError if there are fewer records than ranks."""
         return share_out(self.schema, self.rank, self.size, self.remainder)
 
@@ -113,7 +113,7 @@ class Records:
     def __len__(self) -> int:
         return self.steps
 
-    def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
+    def __sparkring_validate__(self, size: int, calls: Iterable[MethodCall] = ()) -> None:
         """Raise, before any rank is started, the error that ranks would raise if there are too few records."""
         share_out(self.schema, 0, self.size if self.seat else size, self.remainder)
 
@@ -181,8 +181,8 @@ class Records:
         return self.as_tf()
 
     @functools.cached_property
-    def _reading(self) -> Reading:
-        return Reading(self)
+    def _reading(self) -> RecordReading:
+        return RecordReading(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # Only the fields are pickled. The values of cached properties are useful only in this process.

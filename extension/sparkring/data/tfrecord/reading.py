@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkring.data.progress import Progress, Route
+from sparkring.data.progress import ReadProgress, Route
 from sparkring.data.tfrecord.example import tensorflow
 from sparkring.runtime import report
 from sparkring.wire.messages import Piece
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_OPEN, OPEN_IN_ORDER = 16, 256
 
 
-class Reading:
+class RecordReading:
     """How one rank reads its share. The object is created on the rank, since only the rank knows its share."""
 
     def __init__(self, records: Records) -> None:
@@ -35,7 +35,7 @@ class Reading:
         self._epoch = 0
         # Progress is not reported after every batch: a call from C++ into Python costs about as much as a small batch.
         self._every = max(1, min(64, self.share.steps // 100))
-        self._progress = Progress(
+        self._progress = ReadProgress(
             name=records.folder.written,
             kind="tfrecord",
             columns=tuple(column.name for column in records.columns),

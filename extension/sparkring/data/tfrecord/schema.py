@@ -59,7 +59,7 @@ class Schema:
         return sum(file.size_bytes for file in self.files)
 
 
-class Part(NamedTuple):
+class RecordPart(NamedTuple):
     """Consecutive records of one file: the `take` records that follow its first `skip` records."""
 
     file: int
@@ -67,18 +67,18 @@ class Part(NamedTuple):
     take: int
 
 
-class Share(NamedTuple):
+class RecordShare(NamedTuple):
     """What one rank reads in an epoch: the first `steps` records of `parts`, which may contain more.
 
     `split` says whether ranks read parts of files instead of whole files.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[RecordPart, ...]
     steps: int
     split: bool
 
 
-def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop") -> Share:
+def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop") -> RecordShare:
     """Return what rank `rank` of `size` reads. Ranks take the same number of steps, and no two read the same record.
 
     Each rank reads whole files if the ranks' numbers of records then differ by at most one. Otherwise, the records of
@@ -99,14 +99,14 @@ def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop
     if split:
         parts = _run_of(full, rank * total // size, (rank + 1) * total // size)
     else:
-        parts = [Part(file, 0, full[file]) for file in range(rank, len(full), size) if full[file]]
+        parts = [RecordPart(file, 0, full[file]) for file in range(rank, len(full), size) if full[file]]
     steps = total // size if remainder == "drop" else -(-total // size)
     if sum(part.take for part in parts) < steps:
         parts.append(parts[0]._replace(take=1))
-    return Share(tuple(parts), steps, split)
+    return RecordShare(tuple(parts), steps, split)
 
 
-def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
+def _run_of(full: Sequence[int], start: int, stop: int) -> list[RecordPart]:
     """Return the parts with records `start` to `stop` (not included) of all files.
 
     `full` lists the number of records in each file.
@@ -115,7 +115,7 @@ def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
     for file, count in enumerate(full):
         first, last = max(start - before, 0), min(stop - before, count)
         if first < last:
-            parts.append(Part(file, first, last - first))
+            parts.append(RecordPart(file, first, last - first))
         before += count
     return parts
 

@@ -41,7 +41,7 @@ class GpuProcess(NamedTuple):
     mine: str = ""
 
 
-class Gpu(NamedTuple):
+class GpuState(NamedTuple):
     """The state of one GPU. A value is None if the GPU does not report it.
 
     total_bytes, free_bytes: its memory.
@@ -71,7 +71,7 @@ class Gpus(NamedTuple):
 
     driver: str
     cuda: tuple[int, int] | None
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuState, ...]
     apart: tuple[tuple[str, str], ...] = ()
 
 
@@ -101,14 +101,14 @@ def read(addresses: Iterable[str] | None = None, *, health: bool = True) -> Gpus
         return Gpus(driver or "", None if not cuda else (cuda // 1000, cuda % 1000 // 10), gpus, apart)
 
 
-def _read(nvml: Any, address: str, handle: Any, ours: Mapping[int, str], health: bool) -> Gpu:
+def _read(nvml: Any, address: str, handle: Any, ours: Mapping[int, str], health: bool) -> GpuState:
     def ask(question: str, *arguments: Any) -> Any:
         return nvml_gpus.asked(nvml, getattr(nvml, question), handle, *arguments)
 
     memory = ask("nvmlDeviceGetMemoryInfo")
     # Drivers before 510 know only the older of these functions.
     running = ask("nvmlDeviceGetComputeRunningProcesses_v3") or ask("nvmlDeviceGetComputeRunningProcesses_v2") or ()
-    gpu = Gpu(
+    gpu = GpuState(
         address,
         ask("nvmlDeviceGetName") or "GPU",
         None if memory is None else int(memory.total),
@@ -219,7 +219,7 @@ def _named(address: str) -> str:
     return f"GPU {address}" if address.isdecimal() else address
 
 
-def _judge(gpu: Gpu, every: Sequence[Gpu]) -> Iterator[Finding]:
+def _judge(gpu: GpuState, every: Sequence[GpuState]) -> Iterator[Finding]:
     topic = _named(gpu.address)
     free = f", {size(gpu.free_bytes)} of {size(gpu.total_bytes)} free" if gpu.total_bytes else ""
     yield ok(topic, f"{gpu.name}{free}")
@@ -260,7 +260,7 @@ def _held(processes: Sequence[GpuProcess]) -> str:
     return f"{size(sum(known))} held by" if known else "memory (the driver does not say how much) is held by"
 
 
-def held_by_notebook(gpu: Gpu, every: Sequence[Gpu]) -> Finding | None:
+def held_by_notebook(gpu: GpuState, every: Sequence[GpuState]) -> Finding | None:
     """Judge how much of the GPU's memory this process holds; None if it holds none."""
     own = [user for user in gpu.processes if user.mine == "notebook"]
     if not own:
@@ -293,7 +293,7 @@ def connections(state: Gpus) -> list[Finding]:
     return [note("connections", what, "`nvidia-smi topo -p2p r` says why.")]
 
 
-def visible(setting: str | None, gpus: Sequence[Gpu]) -> list[Finding]:
+def visible(setting: str | None, gpus: Sequence[GpuState]) -> list[Finding]:
     """Judge CUDA_VISIBLE_DEVICES, which limits the GPUs of local ranks."""
     if setting is None:
         return []

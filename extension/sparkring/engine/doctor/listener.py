@@ -14,7 +14,7 @@ from sparkring.wire.channel import wake
 _READ_S = 1.0  # a task sends its token as soon as it has connected
 
 
-class Listener:
+class DriverListener:
     """A context manager that answers each connection that sends `token` with this machine's time in seconds.
 
     Connections that send anything else are closed without an answer. Entering it raises OSError if the port is in use.
@@ -25,7 +25,7 @@ class Listener:
         self._at = host, port
         self._closing = False
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> DriverListener:
         family = socket.AF_INET6 if ":" in self._at[0] else socket.AF_INET
         self._socket = socket.create_server(self._at, family=family, backlog=1024)
         self.port = int(self._socket.getsockname()[1])

@@ -16,7 +16,7 @@ from sparkring.cluster.python import SET_PYTHON, executors_python, wrong_python
 from sparkring.cluster.session import active_context, find_java, is_stopped, java_version, only_connect
 from sparkring.cluster.slots import Say, Slots, Stage, dynamic_allocation, running, slots
 from sparkring.cluster.survey import Directory, Questions, TaskReport, survey
-from sparkring.engine.doctor.listener import Listener
+from sparkring.engine.doctor.listener import DriverListener
 from sparkring.engine.doctor.storage import Trial
 from sparkring.errors import LaunchError
 from sparkring.executor.orders import MAKE_REACHABLE, PORT_SETTING
@@ -87,7 +87,7 @@ def _active(context: SparkContext, trial: Trial | None, say: Say) -> Checked:
     host, bind_host, port = driver_address(context)
     with contextlib.ExitStack() as stack:
         try:
-            listener = stack.enter_context(Listener(bind_host, port))
+            listener = stack.enter_context(DriverListener(bind_host, port))
             address, token = (host, listener.port), listener.token
         except OSError as error:
             address, token = None, b""

@@ -48,7 +48,7 @@ def start_foreach(spec: ForeachSpec, view: View | None = None) -> BackgroundRun[
     )
 
 
-def open_items(prepared: foreach_run.Prepared, view: View | None = None) -> ForeachRun:
+def open_items(prepared: foreach_run.PreparedItems, view: View | None = None) -> ForeachRun:
     """Return a run of the prepared items, which is recorded and shown. Without a `view`, open_view() chooses one."""
     interrupts = Interrupts()
     return ForeachRun(prepared, view or view_of(prepared.options, Controls(interrupts.request)), interrupts)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sparkring.capture.packing import Packed, PackedObjects, pack
 from sparkring.capture.picklability import Namespace
-from sparkring.capture.snapshots import ATOMS, Snapshot
+from sparkring.capture.snapshots import ATOMS, ValueSnapshot
 from sparkring.capture.versions import modules_of
 from sparkring.engine.foreach.schedule import Item
 from sparkring.engine.foreach.steering import Steering
@@ -74,7 +74,7 @@ def _target(clause: str) -> ast.expr | None:
     return None
 
 
-class Problem(NamedTuple):
+class ItemProblem(NamedTuple):
     """An item that cannot run: its number, its name, and the reason as a Failure."""
 
     number: int
@@ -133,7 +133,7 @@ class Items:
         self._targets = targets
         self._namespace = namespace
         self._objects: PackedObjects | None = None
-        self._captured: dict[str, tuple[Any, Snapshot]] = {}
+        self._captured: dict[str, tuple[Any, ValueSnapshot]] = {}
         self._stays = stays
         self.shown: dict[int, dict[str, Any]] = {}  # what the table shows for each item, by number
 
@@ -154,7 +154,7 @@ class Items:
         self._iterator = itertools.islice(self._iterator, 1)
         self.total = None if self.total is None else min(1, self.total)
 
-    def take(self) -> Item | Problem | None:
+    def take(self) -> Item | ItemProblem | None:
         """Take the next item and pack it; return None if there are no more. Raises what the user's iterable raises."""
         try:
             value = next(self._iterator)
@@ -172,14 +172,14 @@ class Items:
             except Exception as error:  # of any type: unpacking runs the user's code
                 summary = f"cannot be unpacked into `{self._targets.written}`: {error}"
                 self.shown[number] = {}
-                return Problem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
+                return ItemProblem(number, short_repr(value, NAME_CHARACTERS), Failure("code", summary))
         named = values if parameters is None else parameters._asdict()
         self.shown[number] = {name: _shown(content) for name, content in named.items()}
         name = _name(named) if parameters is None else _described(named)
         try:
             scripts, read = self._scripts_of(values)
         except CaptureError as error:
-            return Problem(number, name, Failure("code", str(error)))
+            return ItemProblem(number, name, Failure("code", str(error)))
         key = self.key_of({**values, _SCRIPTS: [script.source for script in scripts]} if scripts else values)
         values |= {name: self._namespace[name] for name in read} if self._namespace else {}
         packed = self._pack(values)
@@ -187,7 +187,7 @@ class Items:
             problem = next(iter(packed.problems.values()))
             advice = f"{problem.advice[:1].upper()}{problem.advice[1:]}."
             failure = Failure("code", f"cannot be sent to a process: {problem.what}", advice=advice)
-            return Problem(number, name, failure)
+            return ItemProblem(number, name, failure)
         # Copy the buffers: the iterable may reuse an array for the next item before this item has been sent.
         parts = (packed.payload, *map(bytes, packed.buffers))
         modules = modules_of(value for value in values.values() if not _is_atom(value))
@@ -204,7 +204,7 @@ class Items:
             return
         self._objects = objects.only(lambda value: type(value) not in _DATA and not _is_array(value))
         self._captured = {name: (value, snapshot) for name, value in captured.items()
-                          if not (snapshot := Snapshot(value)).is_data}  # fmt: skip
+                          if not (snapshot := ValueSnapshot(value)).is_data}  # fmt: skip
 
     def _pack(self, values: Mapping[str, Any]) -> Packed:
         if all(map(_is_atom, values.values())):
@@ -212,7 +212,7 @@ class Items:
         packed = pack({**values}, self._namespace, self._stays, after=self._objects)
         if self._captured and not all(map(_is_code, packed.shared)):
             assert self._objects is not None
-            if not all(before.equals(Snapshot(value)) for value, before in self._captured.values()):
+            if not all(before.equals(ValueSnapshot(value)) for value, before in self._captured.values()):
                 self._objects, self._captured = self._objects.only(_is_code), {}
                 packed = pack({**values}, self._namespace, self._stays, after=self._objects)
         return packed

@@ -15,7 +15,7 @@ from sparkring.capture.returning import unpack_value
 from sparkring.checkpointing.compatibility import changed_words
 from sparkring.checkpointing.directory import Directory, open_directory
 from sparkring.checkpointing.entries import Last
-from sparkring.checkpointing.results import ITEMS, Code, Result, Results, user_secret
+from sparkring.checkpointing.results import ITEMS, KeptResult, KeptResults, RunCode, user_secret
 from sparkring.engine.foreach.meaning import Meaning
 from sparkring.engine.foreach.schedule import Item
 from sparkring.engine.foreach.slot import Ended
@@ -47,7 +47,7 @@ class Kept:
         self.fresh = fresh
         self._meaning = meaning
         self._size = size
-        self._results = Results(self.location, user_secret(run_store.home().parent))
+        self._results = KeptResults(self.location, user_secret(run_store.home().parent))
         self._there = set() if fresh else self._results.keys()
         self._code = self._code_of(meaning, keep)
         self._code_is_written = False
@@ -80,7 +80,7 @@ class Kept:
         """Return a key that depends on the code and on `more`, but on no item."""
         return digest(self._code.study, *more)[:ITEM_CHARACTERS]
 
-    def find(self, key: str) -> tuple[Any, Result] | None:
+    def find(self, key: str) -> tuple[Any, KeptResult] | None:
         """Return the value and the result that an earlier run has kept under `key`; None if the item has to run."""
         result = self._results.read(self._own_or_other(key, self._there)) if self._there else None
         if result is None:
@@ -103,7 +103,7 @@ class Kept:
     def keep(self, item: Item, ended: Ended, over: ItemRecord) -> None:
         """Have a thread write the result of an item, without waiting for it. `over` is the item's record."""
         outcome = ended.text, ended.metrics, ended.seconds, ended.pruned
-        result = Result(ended.packed, item.name, *outcome, over.curves, over.by)
+        result = KeptResult(ended.packed, item.name, *outcome, over.curves, over.by)
         written = self._writers.submit(self._write, item.key, result)
         self._unwritten.add(written)
         written.add_done_callback(self._unwritten.discard)
@@ -141,11 +141,11 @@ class Kept:
         item = key.partition("-")[0]
         return next((name for name in (key, *(f"{item}-{code}" for code in self._code.others)) if name in there), key)
 
-    def _code_of(self, meaning: Meaning, keep: bool) -> Code:
+    def _code_of(self, meaning: Meaning, keep: bool) -> RunCode:
         """Return the code of this run. With `keep`, the results of all other codes count as its own."""
         key = meaning.key[:CODE_CHARACTERS]
         known = self._results.code(key) if self._there else None
-        code = Code(key, meaning.parts, time.time(), known.others if known else (), known.study if known else key)
+        code = RunCode(key, meaning.parts, time.time(), known.others if known else (), known.study if known else key)
         codes = self._results.codes() if keep and self._there else []
         codes = [other for other in codes if other.key != key and other.key not in code.others]
         if codes:
@@ -168,7 +168,7 @@ class Kept:
             "(--keep-results uses the results)"
         )
 
-    def _count(self, codes: Sequence[Code]) -> str:
+    def _count(self, codes: Sequence[RunCode]) -> str:
         keys = {code.key for code in codes}
         count = len({item for item, _, key in (name.partition("-") for name in self._there) if key in keys})
         return f"{describe.counted(count, 'result')} in {self.location.written} {'is' if count == 1 else 'are'}"
@@ -178,7 +178,7 @@ class Kept:
             self._notices.add(text)
             self.news.append(text)
 
-    def _write(self, key: str, result: Result) -> None:
+    def _write(self, key: str, result: KeptResult) -> None:
         """Write a result. If this fails for the first time, tell the user. Runs in a thread."""
         try:
             with self._lock:
@@ -193,5 +193,5 @@ class Kept:
                 self._failed = True
 
 
-def _why(before: Code, now: Code) -> str:
+def _why(before: RunCode, now: RunCode) -> str:
     return changed_words(before.parts, now.parts) or "the code has changed"

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkring.engine.foreach.items import Items, Problem
-from sparkring.engine.foreach.schedule import Attempt, Item, Schedule
+from sparkring.engine.foreach.items import ItemProblem, Items
+from sparkring.engine.foreach.schedule import Item, ItemAttempt, Schedule
 from sparkring.engine.foreach.slot import Ended, Slot, SlotSettings
-from sparkring.engine.foreach.slots import LOOK_EVERY_S, Slots
+from sparkring.engine.foreach.slots import LOOK_EVERY_S, ItemSlots
 from sparkring.engine.run.recorder import Recorder
 from sparkring.errors import LaunchError
 from sparkring.gangs.execution import Request
@@ -48,7 +48,7 @@ class Pool:
         items: Items,
         schedule: Schedule,
         settings: SlotSettings,
-        request_for: Callable[[Attempt], Request],
+        request_for: Callable[[ItemAttempt], Request],
         recorder: Recorder,
         interrupts: Interrupts,
         kept: Kept | None = None,
@@ -69,7 +69,7 @@ class Pool:
         self._kept = kept
         self._stay = stay
         self._steering = items.steering
-        self._slots = Slots(schedule.limit, settings, recorder.notice)
+        self._slots = ItemSlots(schedule.limit, settings, recorder.notice)
         self._ending = False
         self._planned: events.ItemsPlanned | None = None
         self._unkept: dict[int, tuple[Item, Ended]] = {}  # items whose results will be kept once they are recorded
@@ -151,7 +151,7 @@ class Pool:
             return
         if item is None:
             self._schedule.exhausted = True
-        elif isinstance(item, Problem):
+        elif isinstance(item, ItemProblem):
             self._schedule.has_failed = True
             begun = events.ItemStarted(time.time(), item.number, item.name, -1)
             self._tell([begun, self._over(item.number, Ended(failure=item.failure), "failed")])
@@ -265,7 +265,7 @@ class Pool:
             self._steering, self._schedule.exhausted = None, True
             return otherwise
 
-    def _ended(self, attempt: Attempt, ended: Ended) -> list[Event]:
+    def _ended(self, attempt: ItemAttempt, ended: Ended) -> list[Event]:
         limit, number = self._schedule.limit, attempt.item.number
         if ended.pruned:
             value = self._ask_steering(lambda steering: ended.metrics[steering.metric], None)

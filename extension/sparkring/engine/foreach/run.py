@@ -25,7 +25,7 @@ from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.plan import Plan, plan
 from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
-from sparkring.engine.foreach.schedule import Attempt, Schedule
+from sparkring.engine.foreach.schedule import ItemAttempt, Schedule
 from sparkring.engine.foreach.slot import SlotSettings
 from sparkring.engine.run.options import Options
 from sparkring.engine.run.prepare import (
@@ -77,7 +77,7 @@ class ForeachSpec(NamedTuple):
     notice: str = ""
 
 
-class Prepared(NamedTuple):
+class PreparedItems(NamedTuple):
     """A validated run that has not started. The `notices` are recorded when the run begins.
 
     `launches` contains a launch request for each slot. `total` is the total number of items, even if only the first
@@ -97,7 +97,7 @@ class Prepared(NamedTuple):
     stay: bool = False
 
 
-def prepare(spec: ForeachSpec) -> Prepared:
+def prepare(spec: ForeachSpec) -> PreparedItems:
     """Look up, check and pack what all items need. This calls iter() on the iterable, but takes no item from it.
 
     If the iterable is a grouped Spark DataFrame, Spark writes its rows to the cache.
@@ -136,10 +136,10 @@ def prepare(spec: ForeachSpec) -> Prepared:
     notices += (spec.notice,) if spec.notice else ()
     notices += tuple(preflight.notices(launches, options.framework))
     work = _for_ranks(packed, options)
-    return Prepared(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
+    return PreparedItems(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
 
 
-def _for_ranks(packed: _Packed, options: ForeachOptions) -> messages.Work:
+def _for_ranks(packed: _PackedItems, options: ForeachOptions) -> messages.Work:
     """Return the work with the environment that the options require."""
     environment, parts = packed.work.environment, packed.work.parts
     if needs_legacy_keras(options.framework, options.env, packed.code, packed.modules):
@@ -151,7 +151,7 @@ def _for_ranks(packed: _Packed, options: ForeachOptions) -> messages.Work:
     return packed.work._replace(environment=environment, parts=parts)
 
 
-def _kept(packed: _Packed, options: ForeachOptions) -> Kept | None:
+def _kept(packed: _PackedItems, options: ForeachOptions) -> Kept | None:
     """Open the directory of results, if there is one."""
     planned_search = options.plan and packed.items.steering is not None  # a plan does not change the study of a search
     if packed.meaning is None or planned_search:
@@ -183,7 +183,7 @@ def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
     return launches
 
 
-class _Packed(NamedTuple):
+class _PackedItems(NamedTuple):
     """The items, and what all of them need. `title` and `code` are for the record.
 
     If results are kept, `meaning` says on which code and values they depend.
@@ -198,7 +198,7 @@ class _Packed(NamedTuple):
     meaning: Meaning | None
 
 
-def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
+def _pack_cell(spec: ForeachSpec, cell: Cell) -> _PackedItems:
     options, namespace = spec.options, cell.namespace
     assert spec.targets is not None
     # If scripts depend on the item, it is not yet known which names they bind, so errors are raised later, per item.
@@ -239,10 +239,10 @@ def _pack_cell(spec: ForeachSpec, cell: Cell) -> _Packed:
             "the seed": [f"{options.seed}"],
         }
         meaning = meaning_of(sources, used, namespace, hidden | captured.binds)
-    return _Packed(work, modules, captured.table, items, f"foreach {spec.targets.written}", cell.source, meaning)
+    return _PackedItems(work, modules, captured.table, items, f"foreach {spec.targets.written}", cell.source, meaning)
 
 
-def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
+def _pack_call(spec: ForeachSpec, call: Call) -> _PackedItems:
     function = call.function
     if not callable(function):
         raise OptionsError(f"foreach() takes a function, not {type(function).__name__}: {CALLED}")
@@ -264,7 +264,7 @@ def _pack_call(spec: ForeachSpec, call: Call) -> _Packed:
     if spec.options.checkpoint_dir:
         used = {name if name.isidentifier() else "the function": function}
         meaning = meaning_of({"the seed": [f"{spec.options.seed}"]}, used, namespace, ipython_names(namespace))
-    return _Packed(work, modules_of((function,)), captured, items, name, source_of(function), meaning)
+    return _PackedItems(work, modules_of((function,)), captured, items, name, source_of(function), meaning)
 
 
 class ForeachRun:
@@ -276,7 +276,7 @@ class ForeachRun:
     messages mention `last_result`.
     """
 
-    def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
+    def __init__(self, prepared: PreparedItems, view: View, interrupts: Interrupts) -> None:
         self.prepared = prepared
         self.recorder = Recorder(view, prepared.started, prepared.notices)
         self.interrupts = interrupts
@@ -354,7 +354,7 @@ class ForeachRun:
             stay=self.prepared.stay,
         )
 
-    def _request_for(self, attempt: Attempt) -> Request:
+    def _request_for(self, attempt: ItemAttempt) -> Request:
         prepared, item = self.prepared, attempt.item
         seed = seed_of(prepared.options.seed, item.number)
         record, kept = self.recorder.record, prepared.kept

@@ -29,7 +29,7 @@ class Item(NamedTuple):
     modules: frozenset[str] = frozenset()
 
 
-class Attempt(NamedTuple):
+class ItemAttempt(NamedTuple):
     """An attempt to run an item. `number` counts the item's attempts from 1.
 
     While the attempt is running, `slot` is its slot, and `limit` is how many items could run at once when it began.
@@ -54,12 +54,12 @@ class Schedule:
 
     def __init__(self, at_once: int, retries: int | None = None, *, fail_fast: bool = False) -> None:
         self.limit = at_once
-        self.running: dict[int, list[Attempt]] = {}
+        self.running: dict[int, list[ItemAttempt]] = {}
         self.exhausted = False  # whether all items have been added
         self.has_failed = False
         self._retries = retries
         self._fail_fast = fail_fast
-        self._waiting: list[Attempt] = []
+        self._waiting: list[ItemAttempt] = []
 
     @property
     def called_off(self) -> bool:
@@ -87,9 +87,9 @@ class Schedule:
 
     def add(self, item: Item) -> None:
         """Add the next item. It waits until assign() gives it a slot."""
-        self._waiting.append(Attempt(item))
+        self._waiting.append(ItemAttempt(item))
 
-    def assign(self, free: Iterable[int]) -> list[Attempt]:
+    def assign(self, free: Iterable[int]) -> list[ItemAttempt]:
         """Give waiting attempts to the `free` slots, and return these attempts in order.
 
         A slot with room for several attempts occurs several times in `free`. If possible, an item that failed in one
@@ -104,7 +104,7 @@ class Schedule:
             self.running.setdefault(slot, []).append(given[-1])
         return given
 
-    def give_back(self, attempt: Attempt) -> None:
+    def give_back(self, attempt: ItemAttempt) -> None:
         """Put an attempt back among the waiting ones, because its slot did not run it. The attempt keeps its number."""
         self._take_from(attempt.slot, attempt)
         self._waiting.insert(0, attempt)
@@ -114,7 +114,7 @@ class Schedule:
         is_full = len(self.running) >= self.limit
         return [slot for slot in free if slot in self.running or not is_full]
 
-    def _take_from(self, slot: int, attempt: Attempt) -> None:
+    def _take_from(self, slot: int, attempt: ItemAttempt) -> None:
         self.running[slot].remove(attempt)
         if not self.running[slot]:
             del self.running[slot]
@@ -135,7 +135,7 @@ class Schedule:
         self._waiting.insert(0, attempt._replace(number=attempt.number + 1))
         return "again"
 
-    def _retried(self, attempt: Attempt, failure: Failure) -> bool:
+    def _retried(self, attempt: ItemAttempt, failure: Failure) -> bool:
         """Whether the item of `attempt` should be tried again after this failure."""
         if failure.cause == "code" or self._retries == 0:
             return False  # with "code", the same code would raise the same exception

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from sparkring.engine.foreach.schedule import Attempt
+from sparkring.engine.foreach.schedule import ItemAttempt
 from sparkring.engine.run.polling import poll_until
 from sparkring.engine.run.result import unpack_results
 from sparkring.gangs.execution import Execution, Request
@@ -107,15 +107,15 @@ class Slot:
 
     def __init__(self, number: int, settings: SlotSettings, on_arrival: Callable[[int], object]) -> None:
         self.number = number
-        self.attempt: Attempt | None = None
+        self.attempt: ItemAttempt | None = None
         self._settings = settings
         self._on_arrival = on_arrival
         self._gang: Gang | None = None
         self._execution: Execution | None = None
-        self._ahead: collections.deque[tuple[Attempt, Execution]] = collections.deque()  # the next attempts
+        self._ahead: collections.deque[tuple[ItemAttempt, Execution]] = collections.deque()  # the next attempts
         self._depth = 1  # how many attempts the slot may have
         self._short_ones = 0  # how many items in a row were short
-        self.given_back: list[Attempt] = []
+        self.given_back: list[ItemAttempt] = []
         self._items = 0  # how many items the gang has run
         self._first_bytes = 0  # how much memory the gang held after its first item
         self._failed_item: int | None = None  # the last item, if it failed; retrying it in this slot needs a new gang
@@ -165,11 +165,11 @@ class Slot:
         """Return why the ranks may still be waiting to start; '' if that is not known."""
         return "" if self._gang is None else self._gang.launcher.waits_for()
 
-    def can_begin(self, attempt: Attempt) -> bool:
+    def can_begin(self, attempt: ItemAttempt) -> bool:
         """Return whether the attempt can begin in this slot now. If not, it has to wait until other ranks are up."""
         return self._can_run(attempt) or not self._settings.queues
 
-    def _can_run(self, attempt: Attempt) -> bool:
+    def _can_run(self, attempt: ItemAttempt) -> bool:
         """Return whether the ranks can run this attempt: none has died, and the item has not just failed on them."""
         return attempt.item.number != self._failed_item and not (self._gang is not None and self._gang.deaths)
 
@@ -184,7 +184,7 @@ class Slot:
             self._execution = self._gang.submit(request)
         self._gang.start()
 
-    def start(self, attempt: Attempt, request: Request) -> None:
+    def start(self, attempt: ItemAttempt, request: Request) -> None:
         """Begin an attempt, on a new gang if the slot has none that can run it. Raises the errors of start_gang().
 
         If another attempt is running, the new one follows it, but only after a call of send().
@@ -208,7 +208,7 @@ class Slot:
         if self._gang is not None:
             self._gang.send_ahead()
 
-    def _begin(self, attempt: Attempt | None, execution: Execution | None) -> None:
+    def _begin(self, attempt: ItemAttempt | None, execution: Execution | None) -> None:
         self.attempt, self._execution = attempt, execution
         self._began = self._kill_at = self._end_at = 0.0
         self._released = False
@@ -285,7 +285,7 @@ class Slot:
             self.retire()
         return outcome
 
-    def _next_depth(self, attempt: Attempt, seconds: float) -> int:
+    def _next_depth(self, attempt: ItemAttempt, seconds: float) -> int:
         """Return how many attempts the slot may have after `attempt`, which took `seconds`."""
         fit = int(AHEAD_S / seconds) if self._settings.ahead and seconds and not _is_large(attempt) else 1
         self._short_ones = self._short_ones + 1 if fit > 1 else 0
@@ -403,7 +403,7 @@ _INTERRUPTED = Failure("lost", "interrupted together with the item before it, wh
 _RETURN = "Return plain values or arrays, or save the object in the item and return its path."
 
 
-def _is_large(attempt: Attempt) -> bool:
+def _is_large(attempt: ItemAttempt) -> bool:
     return sum(map(len, attempt.item.parts)) > AHEAD_BYTES
 
 

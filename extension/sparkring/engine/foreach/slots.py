@@ -21,7 +21,7 @@ START_PAUSE_S = 0.5  # the pause before the second start; twice as long before t
 SHORT_AFTER_S = 2.0  # when ranks have been queuing for this long, the user is told what they are waiting for
 
 
-class Slots:
+class ItemSlots:
     """The `count` slots of a pool. `notice(text, until)` shows `text` to the user, for as long as `until` says.
 
     If the ranks queue (see SlotSettings), gangs are started before they have an item: call have() to say how many slots

@@ -13,7 +13,7 @@ from sparkring.history.events import Failure, ItemEnding, Metrics, SearchBegan, 
 from sparkring.runtime.storage import Location
 
 
-class Place(Protocol):
+class ResultDirectory(Protocol):
     """The directory in which a run keeps results for later runs. Kept implements this protocol."""
 
     location: Location
@@ -41,7 +41,7 @@ class Steering(Protocol):
 
     def __next__(self) -> Any: ...
 
-    def begin(self, folder: Path, place: Place | None) -> SearchBegan:
+    def begin(self, folder: Path, place: ResultDirectory | None) -> SearchBegan:
         """Begin a run in the run folder `folder`. The run keeps results in `place`.
 
         Called once, before the other methods. Raises CheckpointError if the data kept by an earlier run cannot be read.

@@ -24,7 +24,7 @@ from sparkring.runtime.interrupts import interrupted
 from sparkring.runtime.kernel import tell
 from sparkring.worker.model import outputs
 from sparkring.worker.model.files import Files, files_of, row_numbers
-from sparkring.worker.model.scorer import Source
+from sparkring.worker.model.scorer import ModelSource
 from sparkring.worker.model.task import in_numbers, not_in_pandas
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session:
 
 
 def _described(
-    data: DataFrame, files: Files | None, settings: Settings, source: Source, rows: pa.RecordBatch | None
+    data: DataFrame, files: Files | None, settings: Settings, source: ModelSource, rows: pa.RecordBatch | None
 ) -> tuple[str, str]:
     """Return a title and code for the records of queries. The code is a call of predict() with comments."""
     if files is not None:

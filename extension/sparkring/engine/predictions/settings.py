@@ -14,7 +14,17 @@ import pyarrow as pa
 
 from sparkring.checkpointing.store import Store, Which, checkpoints
 from sparkring.data.columns import Caller
-from sparkring.data.layout import Batch, Columns, Group, Layout, Transform, dtype_of, groups_of, making_of, members_of
+from sparkring.data.layout import (
+    Batch,
+    BatchLayout,
+    Columns,
+    Group,
+    Transform,
+    dtype_of,
+    groups_of,
+    making_of,
+    members_of,
+)
 from sparkring.errors import CheckpointError, DataError, OptionsError
 from sparkring.history.describe import counted
 from sparkring.runtime.kernel import tell
@@ -24,7 +34,7 @@ from sparkring.worker.model.inputs import Described
 from sparkring.worker.model.outputs import Output
 from sparkring.worker.model.predictors import Autocast
 from sparkring.worker.model.saved import Followed, Saved
-from sparkring.worker.model.scorer import OnError, Source, error_text
+from sparkring.worker.model.scorer import ModelSource, OnError, error_text
 
 if TYPE_CHECKING:
     import torch
@@ -140,9 +150,9 @@ class Settings:
         Raise DataError if `fill` or `raw` is invalid, or names a column that is not an input.
         """
         making = making_of(self.fill, self.raw, self.used, "inputs", self.caller)
-        return Described(Layout(data, self.groups, making, dtype_of(self.dtype), self.transform))
+        return Described(BatchLayout(data, self.groups, making, dtype_of(self.dtype), self.transform))
 
-    def source(self) -> Source:
+    def source(self) -> ModelSource:
         """Return the source of the model. Checkpoints are looked up during this call.
 
         Raise OptionsError if `model` is neither a model nor a directory of checkpoints, or does not support `autocast`.
@@ -212,7 +222,7 @@ class Settings:
         """Return the columns that the model makes."""
         return tuple(output for output in columns if output.name != self.version)
 
-    def probed(self, source: Source, inputs: Described, rows: pa.RecordBatch) -> Probe | None:
+    def probed(self, source: ModelSource, inputs: Described, rows: pa.RecordBatch) -> Probe | None:
         """Score the first rows in this process.
 
         With on_error="null", if these rows cannot be scored together, score the first row that can be scored alone.
@@ -268,7 +278,7 @@ class Settings:
         columns = [self.groups[name] for name in single]
         return f" For one array of shape [rows, {len(single)}], write inputs={{{single[0]!r}: {columns!r}}}."
 
-    def scorer(self, source: Source, inputs: Described, columns: Sequence[Output], **more: Any) -> dict[str, Any]:
+    def scorer(self, source: ModelSource, inputs: Described, columns: Sequence[Output], **more: Any) -> dict[str, Any]:
         """Return the arguments of the Scorer that makes the `columns`."""
         return {
             "model": source,

@@ -22,7 +22,7 @@ from sparkring.history.events import Failure, ItemEnding, Metrics, SearchBegan, 
 from sparkring.runtime.parameters import Parameters
 
 if TYPE_CHECKING:
-    from sparkring.engine.foreach.steering import Place
+    from sparkring.engine.foreach.steering import ResultDirectory
     from sparkring.engine.search.search import Search
 
 # Attributes of Optuna's trials: the key of the code that a trial ran, and the number of the trial that it repeats.
@@ -77,7 +77,7 @@ class Trials:
     def __len__(self) -> int:
         return self._search.trials
 
-    def begin(self, folder: Path, place: Place | None) -> SearchBegan:
+    def begin(self, folder: Path, place: ResultDirectory | None) -> SearchBegan:
         search = self._search
         code = "" if place is None else place.key_of_code(search.metric, search.mode, search.space.described)
         self.study = search.study

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
 
 
-class Ended(Exception):
+class RingEnded(Exception):
     """The ranks could not train on a micro-batch. The `outcome` says why."""
 
     def __init__(self, outcome: Outcome) -> None:
@@ -41,7 +41,7 @@ class Ended(Exception):
         self.outcome = outcome
 
 
-class Lost(Ended):
+class RingLost(RingEnded):
     """The ranks have been lost, and with them the state."""
 
 
@@ -76,10 +76,10 @@ class StreamRecorder(Recorder):
 class Ring:
     """The ranks on which a stream trains.
 
-    begin() restores the state, and train() trains on a micro-batch; both raise Lost if ranks have been lost, and Ended
-    if the cell fails or the user ends the batch. After Lost, replace() starts new ranks and restores the last
-    checkpoint. `ending` tells whether the user has asked to end the stream; a second request also ends
-    the current batch.
+    begin() restores the state, and train() trains on a micro-batch; both raise RingLost if ranks have been lost, and
+    RingEnded if the cell fails or the user ends the batch. After RingLost, replace() starts new ranks and restores the
+    last checkpoint. `ending` tells whether the user has asked to end the stream; a second request also ends the current
+    batch.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class Ring:
             self._recorder.add([started])
             try:
                 return self._begin(described, last)
-            except Ended as error:
+            except RingEnded as error:
                 damaged = [
                     checkpoint.saved.name
                     for checkpoint in self._recorder.record.checkpoints
                     if checkpoint.state == "damaged"
                 ]
-                if isinstance(error, Lost) or last.name not in damaged:
+                if isinstance(error, RingLost) or last.name not in damaged:
                     raise
                 outcome = error.outcome
             self._recorder.add([events.AttemptEnded(time.time(), self._attempt, outcome.reason, outcome.rank)])
@@ -187,16 +187,16 @@ class Ring:
         """Save the state after the micro-batch `batch_id`. Return the longest time that a rank took, in seconds."""
         return _longest(self._execute(_packed(Save(batch_id, position)), {}, 0)).saving_s
 
-    def replace(self, lost: Lost, described: str) -> Begun:
+    def replace(self, lost: RingLost, described: str) -> Begun:
         """Start a new gang in place of the one that was lost, run the cells that the stream needs, and begin again.
 
-        Raises Lost if the new ranks are lost, too.
+        Raises RingLost if the new ranks are lost, too.
         """
         recorder = self._recorder
         recorder.add([events.AttemptEnded(time.time(), self._attempt, lost.outcome.reason, lost.outcome.rank)])
         missing = [cell for cell in self._past.that_define(self._work.needed, self._work.names) if cell.request is None]
         if missing:
-            raise Ended(
+            raise RingEnded(
                 replace(
                     lost.outcome,
                     explanation="The stream cannot continue by itself, because the values that were sent with the cell "
@@ -206,9 +206,9 @@ class Ring:
         try:
             gang = warm_gang.find(self._gang.wanted.np, recorder.notice)
         except LaunchError as error:
-            raise Lost(Outcome("not started", str(error), error=error)) from error
+            raise RingLost(Outcome("not started", str(error), error=error)) from error
         if gang is None:
-            raise Ended(lost.outcome)  # another thread has already started a gang, and uses it
+            raise RingEnded(lost.outcome)  # another thread has already started a gang, and uses it
         self._gang.stream = ""
         self._gang = gang
         self._gang.stream = recorder.record.run_id
@@ -244,12 +244,13 @@ class Ring:
                 outcome = Supervisor(live, gang, gang.submit(request, ranks), warm=True).watch()
         except LaunchError as error:
             if self._gang.lost and self._gang.gang.deaths:
-                raise Lost(self._deaths(self._gang.gang.deaths)) from error
-            kind = Lost if self._gang.lost or not self._gang.ended else Ended  # Ended: the user has stopped the gang
+                raise RingLost(self._deaths(self._gang.gang.deaths)) from error
+            stopped = self._gang.ended and not self._gang.lost  # by the user
+            kind = RingEnded if stopped else RingLost
             raise kind(Outcome("not started", self._gang.ended or str(error), error=error)) from error
         if outcome.ending == "finished":
             return outcome
-        raise Lost(outcome) if self._gang.ended and outcome.ending == "failed" else Ended(outcome)
+        raise RingLost(outcome) if self._gang.ended and outcome.ending == "failed" else RingEnded(outcome)
 
     def _deaths(self, deaths: Mapping[int, Failure]) -> Outcome:
         """Record that ranks have died between two micro-batches, as if they had died during one."""

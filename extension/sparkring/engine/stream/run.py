@@ -36,8 +36,8 @@ from sparkring.engine.run.spec import Cell, Outcome, RunSpec
 from sparkring.engine.run.view import view_of
 from sparkring.engine.run.warm_gang import WarmGang
 from sparkring.engine.stream.options import StreamOptions
-from sparkring.engine.stream.ring import Ended, Lost, Ring, StreamEnding, StreamRecorder, StreamWork
-from sparkring.engine.stream.sources import IteratorSource, MicroBatch, Source
+from sparkring.engine.stream.ring import Ring, RingEnded, RingLost, StreamEnding, StreamRecorder, StreamWork
+from sparkring.engine.stream.sources import IteratorSource, MicroBatch, StreamSource
 from sparkring.errors import DataError, OptionsError, SparkringError
 from sparkring.history import describe, events
 from sparkring.history.record import RunRecord
@@ -67,12 +67,12 @@ class StreamSpec(NamedTuple):
     code: str
 
 
-class Prepared(NamedTuple):
+class PreparedStream(NamedTuple):
     """A validated run that has not started."""
 
     spec: StreamSpec
     work: StreamWork
-    source: Source
+    source: StreamSource
     started: events.RunStarted
     notices: tuple[str, ...]
     directory: Directory | None
@@ -109,7 +109,7 @@ def start_stream(spec: StreamSpec) -> BackgroundRun[StreamResult]:
     )
 
 
-def prepare(spec: StreamSpec) -> Prepared:
+def prepare(spec: StreamSpec) -> PreparedStream:
     """Look up, check and pack what the stream needs.
 
     Raises CaptureError if something that the cell reads is missing or cannot be sent, DataError if the stream is of a
@@ -158,7 +158,7 @@ def prepare(spec: StreamSpec) -> Prepared:
     )._replace(warm=True)
     notices = [describe.large_value(name.name, name.size_bytes or 0) for name in captured.large]
     notices += [unnoticed(uses.incomparable)] if uses.incomparable else []
-    return Prepared(
+    return PreparedStream(
         spec,
         StreamWork(work, modules, tuple(captured.sent), frozenset(needed), _module_names(cell.namespace)),
         source,
@@ -172,7 +172,7 @@ def _module_names(namespace: Mapping[str, Any]) -> dict[str, str]:
     return {name: value.__name__ for name, value in namespace.items() if isinstance(value, types.ModuleType)}
 
 
-def _source(spec: StreamSpec, directory: Directory | None) -> Source:
+def _source(spec: StreamSpec, directory: Directory | None) -> StreamSource:
     stream = spec.stream
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(stream).__mro__}
     if ("pyspark", "DataFrame") in roots:
@@ -195,7 +195,7 @@ def _saved(directory: Directory | None) -> int:
 class StreamRun:
     """A prepared run that is recorded and shown. to_the_end() carries it out, and `interrupts` can end it."""
 
-    def __init__(self, prepared: Prepared, view: View, interrupts: Interrupts) -> None:
+    def __init__(self, prepared: PreparedStream, view: View, interrupts: Interrupts) -> None:
         self.prepared = prepared
         self.interrupts = interrupts
         self.recorder = StreamRecorder(view, prepared.started, prepared.notices)
@@ -228,7 +228,7 @@ class StreamRun:
             self._done = self._saved = begun.restored
             prepared.source.run(self._done, begun.position, self._train, self._ending)
             self._save_the_rest()
-        except Ended as error:
+        except RingEnded as error:
             record = close(recorder, error.outcome)
             raise error_of(self._explained(error.outcome), record) from None
         except BaseException as error:  # complete the record and the view, then raise the error again
@@ -376,7 +376,7 @@ class StreamRun:
         If ranks are lost, replace them, train again on what was not saved, and try again. If ranks are lost too often,
         or if there is no directory of checkpoints, raise the error of the lost rank.
         """
-        lost: Lost | None = None
+        lost: RingLost | None = None
         while True:
             try:
                 if lost is not None:
@@ -388,18 +388,18 @@ class StreamRun:
                             self._ended(batch, "trained", saved=True)
                         return None
                 return work()
-            except Lost as error:
+            except RingLost as error:
                 lost = error
 
-    def _recover(self, lost: Lost) -> Begun:
+    def _recover(self, lost: RingLost) -> Begun:
         self._replaced += 1
         if self._replaced > self._options.max_restarts:  # 0 without a directory of checkpoints
-            raise Ended(lost.outcome)
+            raise RingEnded(lost.outcome)
         pause_s = min(PAUSE_S * 2.0 ** (self._replaced - 1), LONGEST_PAUSE_S)
         poll_until(self._ending, time.monotonic() + pause_s)
         begun = self._ring.replace(lost, self.prepared.source.described)
         if begun.restored < self._saved:  # newer checkpoints are damaged, and the batches that follow are not kept
-            raise Ended(lost.outcome)
+            raise RingEnded(lost.outcome)
         for batch in self._unsaved:
             if begun.restored < batch.batch_id <= self._done:
                 self._carry_out(batch, save=False, replays=True)

@@ -37,7 +37,7 @@ class MicroBatch(NamedTuple):
     replayed: bool = False
 
 
-class Source(Protocol):
+class StreamSource(Protocol):
     """A source of micro-batches. `described` describes it in a few words.
 
     run() calls `train` with one micro-batch after another, in any thread, until there are no more or `stops()` becomes

@@ -12,7 +12,7 @@ TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorf
 
 
 @dataclass(frozen=True)
-class Framework:
+class InstalledFramework:
     """A framework that is installed.
 
     `name` is also the name of Horovod's subpackage for it. `cuda` is the version of CUDA that the framework is built
@@ -30,7 +30,7 @@ class Framework:
 TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 
 
-def installed_frameworks() -> dict[str, Framework]:
+def installed_frameworks() -> dict[str, InstalledFramework]:
     """Return the frameworks that are installed, by name; TensorFlow comes first."""
     frameworks = {}
     for name, distributions in (("tensorflow", TENSORFLOW_NAMES), ("torch", ("torch",))):
@@ -38,7 +38,7 @@ def installed_frameworks() -> dict[str, Framework]:
         if distribution:
             version = installed_version(distribution)
             assert version is not None
-            frameworks[name] = Framework(name, version, _CUDA_OF[name](distribution))
+            frameworks[name] = InstalledFramework(name, version, _CUDA_OF[name](distribution))
     return frameworks
 
 

@@ -11,10 +11,10 @@ from sparkring.tools.horovod_build.errors import BuildError
 from sparkring.tools.horovod_build.proof import Proof, prove
 from sparkring.tools.horovod_build.target import Target
 from sparkring.tools.horovod_build.wheel import PIP
-from sparkring.tools.watch import Progress, telling_lines
+from sparkring.tools.watch import StepProgress, telling_lines
 
 
-def install(wheel: Path, target: Target, progress: Progress) -> list[Proof]:
+def install(wheel: Path, target: Target, progress: StepProgress) -> list[Proof]:
     """Install the wheel and its dependencies, load Horovod, and return what its parts say about themselves."""
     pip = [*PIP, "install", "--quiet"]
     if not _is_installed(wheel):

@@ -41,7 +41,7 @@ VARIABLE_OF = {"tensorflow": "TENSORFLOW", "torch": "PYTORCH"}
 
 
 @dataclass(frozen=True)
-class Options:
+class BuildOptions:
     """The user's variables, except for empty ones, and whether the user has refused GPU operations."""
 
     variables: Mapping[str, str]
@@ -78,10 +78,10 @@ class Options:
         return hashlib.sha256(lines.encode()).hexdigest()[:8] if lines else ""
 
 
-def read_options(environ: Mapping[str, str]) -> Options:
+def read_options(environ: Mapping[str, str]) -> BuildOptions:
     """Return the user's options. Raise BuildError if they contradict each other or cannot work with sparkring."""
     variables = {name: environ[name] for name in _CHANGE_THE_WHEEL if environ.get(name)}
-    options = Options(variables, refuses_gpu=environ.get(ALL_GPU_OPERATIONS) == "")
+    options = BuildOptions(variables, refuses_gpu=environ.get(ALL_GPU_OPERATIONS) == "")
     for part in _PARTS:
         with_, without = f"HOROVOD_WITH_{part}", f"HOROVOD_WITHOUT_{part}"
         if options.has(with_) and options.has(without):

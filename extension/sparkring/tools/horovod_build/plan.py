@@ -11,13 +11,13 @@ from pathlib import Path
 from sparkring.tools.horovod_build import cuda
 from sparkring.tools.horovod_build.cuda import Missing, Nccl, Toolkit
 from sparkring.tools.horovod_build.errors import AGAIN, BuildError
-from sparkring.tools.horovod_build.frameworks import TITLES, Framework, installed_frameworks
-from sparkring.tools.horovod_build.options import ALL_GPU_OPERATIONS, VARIABLE_OF, Options, read_options
+from sparkring.tools.horovod_build.frameworks import TITLES, InstalledFramework, installed_frameworks
+from sparkring.tools.horovod_build.options import ALL_GPU_OPERATIONS, VARIABLE_OF, BuildOptions, read_options
 from sparkring.tools.horovod_build.target import Target, target_for
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """What to build. `toolkit` is None for a build without CUDA, and `nccl` for one without NCCL.
 
     `included` holds a line for each thing that was found, `left_out` one for each thing that is left out. Those that
@@ -26,7 +26,7 @@ class Plan:
     """
 
     target: Target
-    options: Options
+    options: BuildOptions
     included: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     left_out_of_gpu: tuple[str, ...] = ()
@@ -39,25 +39,29 @@ class Plan:
         """All lines about what was found and what is left out."""
         return [*self.included, *(f"Left out: {line}" for line in self.left_out + self.left_out_of_gpu)]
 
-    def without_cuda(self) -> Plan:
+    def without_cuda(self) -> BuildPlan:
         """Return the same plan without CUDA."""
         target = replace(self.target, cuda=None, nccl=None, nccl_in_packages=False)
         return replace(self, target=target, toolkit=None, nccl=None)
 
 
-def detect(environ: Mapping[str, str] = os.environ) -> Plan:
+def detect(environ: Mapping[str, str] = os.environ) -> BuildPlan:
     """Return the plan for the running environment. The frameworks are not imported."""
     site_packages = [Path(folder) for folder in sys.path if folder and Path(folder, "nvidia").is_dir()]
     return make_plan(installed_frameworks(), environ, site_packages, linux=sys.platform == "linux")
 
 
 def make_plan(
-    installed: Mapping[str, Framework], environ: Mapping[str, str], site_packages: Sequence[Path], *, linux: bool
-) -> Plan:
+    installed: Mapping[str, InstalledFramework],
+    environ: Mapping[str, str],
+    site_packages: Sequence[Path],
+    *,
+    linux: bool,
+) -> BuildPlan:
     """Return what to build for these frameworks. Raise BuildError if the user's variables ask for something else."""
     options = read_options(environ)
     frameworks, left_out = _chosen(installed, options)
-    plan = Plan(
+    plan = BuildPlan(
         target_for(frameworks, options.digest),
         options,
         tuple(
@@ -77,7 +81,9 @@ def make_plan(
     return _with_cuda(plan, frameworks, environ, site_packages)
 
 
-def _chosen(installed: Mapping[str, Framework], options: Options) -> tuple[dict[str, Framework], list[str]]:
+def _chosen(
+    installed: Mapping[str, InstalledFramework], options: BuildOptions
+) -> tuple[dict[str, InstalledFramework], list[str]]:
     """Return the frameworks to build for, and lines about those that the user's variables leave out."""
     frameworks, left_out = dict(installed), []
     for name, part in VARIABLE_OF.items():
@@ -99,8 +105,11 @@ def _chosen(installed: Mapping[str, Framework], options: Options) -> tuple[dict[
 
 
 def _with_cuda(
-    plan: Plan, frameworks: Mapping[str, Framework], environ: Mapping[str, str], site_packages: Sequence[Path]
-) -> Plan:
+    plan: BuildPlan,
+    frameworks: Mapping[str, InstalledFramework],
+    environ: Mapping[str, str],
+    site_packages: Sequence[Path],
+) -> BuildPlan:
     """Return the plan with CUDA, and NCCL if possible; or without, if this cannot work and the user has not asked."""
     obstacle = _obstacle(frameworks)
     if obstacle:
@@ -135,7 +144,7 @@ def _with_cuda(
     )
 
 
-def _obstacle(frameworks: Mapping[str, Framework]) -> Missing | None:
+def _obstacle(frameworks: Mapping[str, InstalledFramework]) -> Missing | None:
     """Return why Horovod cannot be built with CUDA for these frameworks; None if it can.
 
     Beside a framework that is built for CUDA, there may be one that is not. Its part of Horovod is built without CUDA.
@@ -153,7 +162,7 @@ def _obstacle(frameworks: Mapping[str, Framework]) -> Missing | None:
     return None
 
 
-def _leave_out(plan: Plan, what: str, why: str, fix: str = "") -> Plan:
+def _leave_out(plan: BuildPlan, what: str, why: str, fix: str = "") -> BuildPlan:
     """Return the plan with one more line on what it leaves out. If the user has asked for it, raise BuildError."""
     if plan.asked:
         asked, value = next(

@@ -13,7 +13,7 @@ from pathlib import Path
 from sparkring.tools.horovod_build.errors import BuildError
 from sparkring.tools.horovod_build.frameworks import TITLES
 from sparkring.tools.horovod_build.target import Target
-from sparkring.tools.watch import Progress
+from sparkring.tools.watch import StepProgress
 
 # How long a framework and Horovod may take to load and to average a tensor.
 _TIMEOUT_S = 300
@@ -88,7 +88,7 @@ class Proof:
         return f"horovod.{self.framework} loads; built with {has}. {seen}."
 
 
-def prove(target: Target, progress: Progress, *, path: Path | None = None) -> list[Proof]:
+def prove(target: Target, progress: StepProgress, *, path: Path | None = None) -> list[Proof]:
     """Load each part of Horovod in a process of its own, and return what it says about itself.
 
     `path` is a folder with an unpacked wheel; without it, the installed Horovod is loaded. Raise BuildError if a part

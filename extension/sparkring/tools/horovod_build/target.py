@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from sparkring.tools.horovod_build.frameworks import TITLES, Framework, torchs_build_support
+from sparkring.tools.horovod_build.frameworks import TITLES, InstalledFramework, torchs_build_support
 
 HOROVOD = "0.28.1"
 # The recipe's number is part of a wheel's key, so that wheels of an older recipe are not used. Raise it when the edits
@@ -78,7 +78,7 @@ class Target:
         return f"Horovod {HOROVOD}{gpu} for {frameworks} on {self.python}, {self.platform}"
 
 
-def target_for(frameworks: Mapping[str, Framework], options: str = "") -> Target:
+def target_for(frameworks: Mapping[str, InstalledFramework], options: str = "") -> Target:
     """Return the target for these frameworks and the running Python, without CUDA. At least one framework is needed."""
     versions = {name: framework.version for name, framework in frameworks.items()}
     cuda = {name: framework.cuda for name, framework in frameworks.items()}

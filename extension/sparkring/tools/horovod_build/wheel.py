@@ -18,12 +18,12 @@ from sparkring.tools.horovod_build.cuda import lay_out
 from sparkring.tools.horovod_build.edits import edits, patch
 from sparkring.tools.horovod_build.errors import BuildError
 from sparkring.tools.horovod_build.options import ALL_GPU_OPERATIONS
-from sparkring.tools.horovod_build.plan import Plan
+from sparkring.tools.horovod_build.plan import BuildPlan
 from sparkring.tools.horovod_build.proof import ModuleMissing, prove
 from sparkring.tools.horovod_build.requirements import check_tools
 from sparkring.tools.horovod_build.target import HOROVOD
-from sparkring.tools.pace import Pace
-from sparkring.tools.watch import Progress, watch, why_failed
+from sparkring.tools.pace import BuildPace
+from sparkring.tools.watch import StepProgress, watch, why_failed
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 # The file beside a wheel's log that says why a build with CUDA has failed.
@@ -38,11 +38,11 @@ class Built:
     """
 
     wheel: Path
-    plan: Plan
+    plan: BuildPlan
     failure: str = ""
 
 
-def build(plan: Plan, cache: Path, progress: Progress, *, force: bool = False, verbose: bool = False) -> Built:
+def build(plan: BuildPlan, cache: Path, progress: StepProgress, *, force: bool = False, verbose: bool = False) -> Built:
     """Return the cache's wheel for `plan`; build the wheel if it is missing, or if `force` is set.
 
     If a build with CUDA fails and the user has not asked for GPU operations, build without CUDA. This failure is noted
@@ -68,7 +68,9 @@ class CudaBuildFailed(BuildError):
     """A build with CUDA has failed after all tools were found; without CUDA, it may succeed."""
 
 
-def build_environment(plan: Plan, cmake: Path, cuda_home: Path | None, environ: Mapping[str, str]) -> dict[str, str]:
+def build_environment(
+    plan: BuildPlan, cmake: Path, cuda_home: Path | None, environ: Mapping[str, str]
+) -> dict[str, str]:
     """Return the build's environment variables: the user's, and Horovod's build options.
 
     The user's HOROVOD_… variables are those of `plan`. All others only have an effect when Horovod runs. `cuda_home` is
@@ -102,7 +104,7 @@ def build_environment(plan: Plan, cmake: Path, cuda_home: Path | None, environ: 
     return env
 
 
-def _build(plan: Plan, cache: Path, progress: Progress, *, force: bool, verbose: bool) -> Path:
+def _build(plan: BuildPlan, cache: Path, progress: StepProgress, *, force: bool, verbose: bool) -> Path:
     target = plan.target
     shelf = cache / target.key
     kept = sorted(shelf.glob(f"horovod-{HOROVOD}*.whl"))
@@ -144,7 +146,7 @@ def _build(plan: Plan, cache: Path, progress: Progress, *, force: bool, verbose:
         patch(source, edits(target))
         # Without --verbose, pip would hide the percentages that `make` prints.
         make = [*PIP, "wheel", "--verbose", *plain, "--wheel-dir", str(work / "out"), str(source)]
-        pace = Pace(cache / "pace.json")
+        pace = BuildPace(cache / "pace.json")
         run(f"Building {target}", make, _failure(plan), CudaBuildFailed if home else BuildError, share_of=pace.read)
         pace.keep()
         wheel = next((work / "out").glob("*.whl"))
@@ -153,7 +155,7 @@ def _build(plan: Plan, cache: Path, progress: Progress, *, force: bool, verbose:
         return keep(wheel, shelf / wheel.name)
 
 
-def _failure(plan: Plan) -> str:
+def _failure(plan: BuildPlan) -> str:
     """Return the sentence that introduces the errors of a build that has failed."""
     if plan.toolkit and plan.asked:
         return (
@@ -165,7 +167,7 @@ def _failure(plan: Plan) -> str:
     return f"{plan.target} could not be built. Correct these errors, then run this command again:"
 
 
-def _prove_unpacked(wheel: Path, plan: Plan, folder: Path, progress: Progress) -> None:
+def _prove_unpacked(wheel: Path, plan: BuildPlan, folder: Path, progress: StepProgress) -> None:
     """Check that a wheel with CUDA loads, before it is kept. Raise CudaBuildFailed if it does not."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)

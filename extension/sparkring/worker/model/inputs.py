@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from sparkring.data.columns import Making, changes_with_nulls, has_nulls, holds_nulls, replacement, to_numpy
-from sparkring.data.layout import Array, Batch, Layout
+from sparkring.data.layout import Array, Batch, BatchLayout
 from sparkring.errors import DataError
 
 
 class Described:
-    """Inputs as a Layout describes them. All rows must have the shapes and types of the first rows."""
+    """Inputs as a BatchLayout describes them. All rows must have the shapes and types of the first rows."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: BatchLayout) -> None:
         self._layout = layout
 
     def learn(self, batch: pa.RecordBatch) -> Batch:
@@ -58,7 +58,7 @@ def reshaped(array: Array, shape: Sequence[int], row: str) -> Array:
 
 
 class AsTheyAre:
-    """Inputs in which each column becomes an array of the same name, for predict_udf(), which has no Layout."""
+    """Inputs in which each column becomes an array of the same name, for predict_udf(), which has no BatchLayout."""
 
     def arrays(self, batch: pa.RecordBatch) -> Batch:
         return self.converted(batch)

@@ -67,7 +67,7 @@ class Saved:
         )
 
 
-class Listener(Protocol):
+class ModelListener(Protocol):
     """Hears what a Followed model does: see Reporter."""
 
     def swapped(self, step: int, seconds: float) -> None: ...
@@ -118,7 +118,7 @@ class Followed(Saved):
         assert first is not None  # the first choice includes the entry that was found first
         raise first
 
-    def follow(self, use: Callable[[Any, int], None], listener: Listener) -> None:
+    def follow(self, use: Callable[[Any, int], None], listener: ModelListener) -> None:
         """Look for newer checkpoints in a thread from now on, and pass each model and its step to `use`."""
 
         def follow() -> None:
@@ -132,7 +132,7 @@ class Followed(Saved):
         gc.freeze()  # the collector need not visit the objects that exist now, which would take a tenth of a second
         threading.Thread(target=follow, name="sparkring-follow", daemon=True).start()
 
-    def look(self, use: Callable[[Any, int], None], listener: Listener) -> None:
+    def look(self, use: Callable[[Any, int], None], listener: ModelListener) -> None:
         """If there is a newer or better checkpoint, load it, and pass the model and the step to `use`.
 
         If this fails, the model in use stays. The listener is told so once, until a checkpoint has been loaded again.

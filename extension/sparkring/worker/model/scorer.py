@@ -36,7 +36,7 @@ class RowsError(Exception):
         self.row = row
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """Where a model comes from.
 
     load() returns the model, in the process that uses it. `label` is the model's name in messages. `step` is the step
@@ -70,7 +70,7 @@ class Scorer:
 
     def __init__(
         self,
-        model: Source,
+        model: ModelSource,
         inputs: Described | AsTheyAre,
         outputs: Sequence[Output],
         *,

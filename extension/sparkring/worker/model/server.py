@@ -121,7 +121,7 @@ def main(order: ModelOrder) -> NoReturn:
     try:
         _serve(order)
         _ignore_signals()
-    except _Ended:
+    except _ServerEnded:
         pass
     except BaseException:
         traceback.print_exc()
@@ -235,13 +235,13 @@ def _remove_dead(folder: str) -> None:
                 os.close(lock)
 
 
-class _Ended(BaseException):
+class _ServerEnded(BaseException):
     """A signal has told the process to exit."""
 
 
 def _end(*_: object) -> NoReturn:
     _ignore_signals()
-    raise _Ended
+    raise _ServerEnded
 
 
 def _ignore_signals() -> None:
