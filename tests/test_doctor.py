@@ -282,7 +282,7 @@ def test_a_directory_that_loses_what_is_written(tmp_path, monkeypatch):
 
 # ── Spark ─────────────────────────────────────────────────────────────────────
 
-HERE = spark.Here("3.11.7", "17.0.9", {"torch": "2.1.0", "numpy": "1.26.4"}, frozenset({"torch"}))
+HERE = spark.DriverFacts("3.11.7", "17.0.9", {"torch": "2.1.0", "numpy": "1.26.4"}, frozenset({"torch"}))
 SAME = TaskReport("a", 1, "3.11.7", "/python", {"torch": "2.1.0", "numpy": "1.26.4"}, "17.0.9", 0.01, "", 0.1, "")
 SLOTS = Slots(4, 0, "spark://x", ["driver", "a", "a", "b", "b"], [], 0, 0)
 FOUR = [SAME, SAME._replace(executor=2), SAME._replace(host="b"), SAME._replace(host="b", executor=2)]

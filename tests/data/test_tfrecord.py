@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from sparkring.data.shards import shards
 from sparkring.data.tfrecord import Schema, read_schema, tfrecords, write_tfrecord
-from sparkring.data.tfrecord.schema import SCHEMA, Column, RecordFile, share_out
+from sparkring.data.tfrecord.schema import SCHEMA, RecordColumn, RecordFile, share_out
 from sparkring.errors import DataError, OptionsError, RunFailed
 from sparkring.history import run_store
 
@@ -70,7 +70,7 @@ def test_shares(records, files, ranks, short, remainder):
         rows[index % files] += batch
     rows[(records - 1) % files] -= short
     each = tuple(RecordFile(str(i), -(-n // batch), n, 0) for i, n in enumerate(rows))
-    schema = Schema((Column("x", "int64"),), batch, sum(rows), each)
+    schema = Schema((RecordColumn("x", "int64"),), batch, sum(rows), each)
     usable = schema.rows // batch if remainder == "drop" else records
     if usable < ranks:
         with pytest.raises(DataError, match="too few"):
@@ -94,7 +94,7 @@ def test_shares(records, files, ranks, short, remainder):
 def test_whole_files_where_they_are_even():
     """If there are twice as many files as ranks, no file is opened by two ranks."""
     files = tuple(RecordFile(str(i), 10, 100, 0) for i in range(8))
-    schema = Schema((Column("x", "int64"),), 10, 800, files)
+    schema = Schema((RecordColumn("x", "int64"),), 10, 800, files)
     shares = [share_out(schema, rank, 4) for rank in range(4)]
     assert [sorted(part.file for part in share.parts) for share in shares] == [[r, r + 4] for r in range(4)]
     assert not any(share.split for share in shares)
@@ -155,7 +155,11 @@ def test_a_spark_frame(spark, folder, tmp_path):
     told = []
     schema = write_tfrecord(frame, folder, batch_size=8, ranks=2, cache=tmp_path / "cache", name="df", say=told.append)
     assert [file.records for file in schema.files] == [2, 2, 2, 1]
-    assert schema.columns[:3] == (Column("x", "int64"), Column("l", "float64", (2,)), Column("v", "float64", (3,)))
+    assert schema.columns[:3] == (
+        RecordColumn("x", "int64"),
+        RecordColumn("l", "float64", (2,)),
+        RecordColumn("v", "float64", (3,)),
+    )
     found = sorted(
         (int(batch["x"][i]), *batch["l"][i], *batch["v"][i], batch["t"][i], batch["b"][i])
         for batch in tfrecords(folder, remainder="pad")
@@ -183,7 +187,7 @@ def test_shards_as_the_source(folder, tmp_path):
     with pytest.raises(OptionsError, match="these shards have 8"):
         write_tfrecord(data, folder, batch_size=4)
     schema = write_tfrecord(data, folder, ranks=1)
-    assert schema.columns == (Column("x", "int64"), Column("y", "float32", (2,)))
+    assert schema.columns == (RecordColumn("x", "int64"), RecordColumn("y", "float32", (2,)))
     assert (schema.batch_size, [file.rows for file in schema.files]) == (8, [11, 8])
     (second,) = tfrecords(folder, shuffle=False, rank=1, size=2)
     assert (second["x"].tolist(), second["y"].tolist()) == ([*range(10, 18)], [[i, i] for i in range(10, 18)])

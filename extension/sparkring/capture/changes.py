@@ -42,7 +42,7 @@ def words(name: str, path: Path) -> str:
     return text
 
 
-class Place(NamedTuple):
+class ValuePlace(NamedTuple):
     """Where a rank has a part of a value: the name of the value, and the path of the part.
 
     In a payload, it stands for this part.
@@ -85,7 +85,7 @@ class Changed:
         self._name, self._kind = name, type(value).__qualname__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _changed, (Place(self._name, ()), self._name, self._kind, self._parts)
+        return _changed, (ValuePlace(self._name, ()), self._name, self._kind, self._parts)
 
 
 def _changed(value: Any, name: str, kind: str, parts: Sequence[tuple[Path, str, Any, Path | None]]) -> Any:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from sparkring.capture.calls import names_of
-from sparkring.capture.changes import Changed, Place
+from sparkring.capture.changes import Changed, ValuePlace
 from sparkring.capture.names import attribute_chains, global_names, names_in_commands
 from sparkring.capture.picklability import (
     FOUND_BY_NAME,
@@ -214,11 +214,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 class _SharingPickler(_Pickler):
     """A pickler that writes, for each object that the ranks have, where they have it. Others are faster."""
 
-    place_of: Callable[[object], Place | int | None]
+    place_of: Callable[[object], ValuePlace | int | None]
 
-    def persistent_id(self, value: Any) -> Place | int | None:
-        place = value if type(value) is Place else self.place_of(value) if self.shares else None
-        if isinstance(place, Place):
+    def persistent_id(self, value: Any) -> ValuePlace | int | None:
+        place = value if type(value) is ValuePlace else self.place_of(value) if self.shares else None
+        if isinstance(place, ValuePlace):
             self.uses.add(place.name)
         elif place is not None:
             self.shared.append(value)
@@ -468,8 +468,8 @@ class _Unpickler(pickle.Unpickler):
             return lambda: self._namespace
         return super().find_class(module, name)
 
-    def persistent_load(self, place: Place | int) -> Any:
-        if isinstance(place, Place):
+    def persistent_load(self, place: ValuePlace | int) -> Any:
+        if isinstance(place, ValuePlace):
             return place.part(self._namespace)
         assert self._first is not None
         return self._first.numbered(place)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
-from sparkring.capture.changes import Changed, Place, part_at, words
+from sparkring.capture.changes import Changed, ValuePlace, part_at, words
 from sparkring.capture.snapshots import ATOMS, Change, Path, ValueSnapshot
 
 # If it takes longer than this to compare an object with what it was, its changes in place are no longer looked for.
@@ -40,7 +40,7 @@ class RemoteNames:
         # What was found out since the last call of beside(). To find it out again would take a while for large values.
         self._now: dict[str, ValueSnapshot] = {}
         self._changes: dict[str, list[Change] | None] = {}
-        self._places: dict[int, list[tuple[object, Place]]] | None = None
+        self._places: dict[int, list[tuple[object, ValuePlace]]] | None = None
         self._stale: set[int] = set()  # the ids of objects that ranks get anew, although they have a copy
         self._asked_for: frozenset[int] = frozenset()
         self.notices: list[str] = []
@@ -104,7 +104,7 @@ class RemoteNames:
         """Let the value of `name` count as one that has to be sent as a whole, until the next call of beside()."""
         self._changes[name] = None
 
-    def place_of(self, value: object, without: Container[str] = ()) -> Place | None:
+    def place_of(self, value: object, without: Container[str] = ()) -> ValuePlace | None:
         """Return where the ranks have their copy of an object of the notebook; None if they have none.
 
         The copy must be part of a name that is up to date on the ranks, and not one of the names in `without`.
@@ -114,7 +114,7 @@ class RemoteNames:
                 return place
         return None
 
-    def _of(self, value: object) -> list[tuple[object, Place]]:
+    def _of(self, value: object) -> list[tuple[object, ValuePlace]]:
         """Return the places that ranks have for the object with the id of `value`, each with the object."""
         if self._places is None:
             self._places = {}
@@ -125,7 +125,7 @@ class RemoteNames:
                     has_identity = type(root) not in ATOMS and not isinstance(root, tuple | frozenset)
                     parts = [(root, ())] if has_identity and seen.is_of(root) else []
                     for part, path in (*parts, *seen.places()):
-                        self._places.setdefault(id(part), []).append((part, Place(name, path)))
+                        self._places.setdefault(id(part), []).append((part, ValuePlace(name, path)))
         return self._places.get(id(value), [])
 
     def update(self, bound: Mapping[int, Collection[str]], gone: Mapping[int, Collection[str]]) -> None:

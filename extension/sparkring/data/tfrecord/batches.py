@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparkring.data.shards import Shards
-from sparkring.data.tfrecord.schema import STRING, Column
+from sparkring.data.tfrecord.schema import STRING, RecordColumn
 from sparkring.errors import DataError
 
 WHOLE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -31,7 +31,7 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
     if the arrays do not fit together or contain something that a file cannot hold. `called` is the name of the data in
     messages.
     """
-    columns: dict[str, Column] = {}
+    columns: dict[str, RecordColumn] = {}
     waiting: list[Batch] = []
     count = done = 0
 
@@ -65,15 +65,15 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
         yield joined()
 
 
-def columns_of(batch: Batch) -> tuple[Column, ...]:
+def columns_of(batch: Batch) -> tuple[RecordColumn, ...]:
     """Return the columns of a batch: for each array, its name, its dtype and the shape of one of its rows."""
     return tuple(
-        Column(name, STRING if array.dtype.kind in "OUS" else array.dtype.name, tuple(array.shape[1:]))
+        RecordColumn(name, STRING if array.dtype.kind in "OUS" else array.dtype.name, tuple(array.shape[1:]))
         for name, array in batch.items()
     )
 
 
-def _words(column: Column | None) -> str:
+def _words(column: RecordColumn | None) -> str:
     return f"{column.dtype} of shape {list(column.shape)}" if column else "not there"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparkring.data.tfrecord.batches import Batch
-from sparkring.data.tfrecord.schema import STRING, Column
+from sparkring.data.tfrecord.schema import STRING, RecordColumn
 from sparkring.errors import DataError
 from sparkring.runtime.packages import require
 
@@ -32,7 +32,7 @@ def encoded(batch: Batch, called: str) -> bytes:
     return bytes(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
 
 
-def decoded(record: Any, columns: Sequence[Column], batch_size: int, *, pad: bool) -> dict[str, Any]:
+def decoded(record: Any, columns: Sequence[RecordColumn], batch_size: int, *, pad: bool) -> dict[str, Any]:
     """Return columns of a record as tensors [batch, …]. With `pad`, rows are repeated to fill the batch."""
     tf = tensorflow()
     text = tf.io.FixedLenSequenceFeature([], tf.string, allow_missing=True)
@@ -43,7 +43,7 @@ def decoded(record: Any, columns: Sequence[Column], batch_size: int, *, pad: boo
     return {column.name: _tensor(features[column.name], column, batch_size, pad) for column in columns}
 
 
-def _tensor(values: Any, column: Column, batch_size: int, pad: bool) -> Any:
+def _tensor(values: Any, column: RecordColumn, batch_size: int, pad: bool) -> Any:
     tf = tensorflow()
     if column.dtype in _SIGNED:
         values = tf.bitcast(tf.io.decode_raw(values, _SIGNED[column.dtype]), column.dtype)

@@ -13,7 +13,7 @@ import numpy as np
 from sparkring.data.plan import seat
 from sparkring.data.tfrecord.example import decoded, tensorflow
 from sparkring.data.tfrecord.reading import RecordReading
-from sparkring.data.tfrecord.schema import Column, RecordShare, Remainder, Schema, read_schema, share_out
+from sparkring.data.tfrecord.schema import RecordColumn, RecordShare, Remainder, Schema, read_schema, share_out
 from sparkring.data.where import nearest
 from sparkring.errors import DataError, OptionsError
 from sparkring.runtime import world
@@ -79,7 +79,7 @@ class Records:
 
     folder: Location
     schema: Schema
-    columns: tuple[Column, ...]
+    columns: tuple[RecordColumn, ...]
     shuffle: bool
     seed: int
     remainder: Remainder

@@ -20,7 +20,7 @@ Compression = Literal["GZIP", "ZLIB"]
 Remainder = Literal["drop", "pad"]
 
 
-class Column(NamedTuple):
+class RecordColumn(NamedTuple):
     """A column of a batch: its type (NumPy's name, or "string" for bytes of any length) and the shape of one row."""
 
     name: str
@@ -44,7 +44,7 @@ class RecordFile(NamedTuple):
 class Schema:
     """The content of `_schema.json`, which describes a folder of TFRecord files."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[RecordColumn, ...]
     batch_size: int
     rows: int
     files: tuple[RecordFile, ...]
@@ -136,7 +136,7 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
         content = json.loads(file.fs.cat_file(file.path))
         if content.pop("layout") != LAYOUT:
             raise DataError(f"{folder.written} was written by another version of sparkring: write it again.")
-        columns = tuple(Column(name, dtype, tuple(shape)) for name, dtype, shape in content.pop("columns"))
+        columns = tuple(RecordColumn(name, dtype, tuple(shape)) for name, dtype, shape in content.pop("columns"))
         schema = Schema(columns=columns, files=tuple(RecordFile(*entry) for entry in content.pop("files")), **content)
         _check_files(schema, folder)
         return schema

@@ -16,7 +16,7 @@ from sparkring.data.materialise import materialise
 from sparkring.data.shards import Shards, shards
 from sparkring.data.tfrecord.batches import Batch, batches, columns_of
 from sparkring.data.tfrecord.example import encoded, tensorflow
-from sparkring.data.tfrecord.schema import Column, Compression, RecordFile, Schema, write_schema
+from sparkring.data.tfrecord.schema import Compression, RecordColumn, RecordFile, Schema, write_schema
 from sparkring.errors import DataError, OptionsError
 from sparkring.runtime.storage import Location, locate
 
@@ -107,10 +107,10 @@ def _refuse_nulls(frame: Shards, called: str) -> None:
 
 def _write(
     stream: Iterator[Batch], target: Location, names: Sequence[str], compression: Compression | None, called: str
-) -> tuple[tuple[Column, ...], tuple[RecordFile, ...]]:
+) -> tuple[tuple[RecordColumn, ...], tuple[RecordFile, ...]]:
     """Write the batches to files, and return their columns and the files."""
     tf = tensorflow()
-    columns: tuple[Column, ...] = ()
+    columns: tuple[RecordColumn, ...] = ()
     records, rows = [0] * len(names), [0] * len(names)
     # Batches are appended one by one. Remote files do not allow this, so the files are first written to a local disk.
     here = target.path if target.local else tempfile.mkdtemp(prefix="sparkring-tfrecord-")

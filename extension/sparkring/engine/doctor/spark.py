@@ -32,7 +32,7 @@ CLOCKS_APART_S = 2.0
 _NAMED = 3
 
 
-class Here(NamedTuple):
+class DriverFacts(NamedTuple):
     """What the executors are compared with: the driver's Python, Java and packages.
 
     `imported` holds the modules that the notebook has imported.
@@ -106,7 +106,7 @@ def _active(context: SparkContext, trial: Trial | None, say: Say) -> Checked:
             return Checked((*findings, problem("executors", str(error), advice)))
         except Exception as error:  # Spark and py4j raise various errors
             return Checked((*findings, job_failed(str(error), lambda: executors_python(context))))
-    here = Here(
+    here = DriverFacts(
         platform.python_version(),
         java_version(context),
         dict(versions()),
@@ -160,7 +160,7 @@ def job_failed(text: str, python: Callable[[], str]) -> Finding:
     return problem("executors", f"a job failed: {root_cause(text)}", "Launches on Spark would fail in the same way.")
 
 
-def judge(reports: Sequence[TaskReport], here: Here, capacity: Slots, at: str) -> list[Finding]:
+def judge(reports: Sequence[TaskReport], here: DriverFacts, capacity: Slots, at: str) -> list[Finding]:
     """Compare the executors with the driver, which listened at the address `at` ('' if it could not listen)."""
     executors = _executors(reports)
     hosts = {report.host for report in executors}
@@ -216,7 +216,7 @@ def _hosts(reports: Iterable[TaskReport]) -> str:
     return f"{counted(sum(counts.values()), 'executor')} on {named(sorted(counts), _NAMED)}"
 
 
-def _python(executors: Sequence[TaskReport], here: Here, who: str) -> Finding:
+def _python(executors: Sequence[TaskReport], here: DriverFacts, who: str) -> Finding:
     groups = _by(executors, lambda report: report.python)
     if set(groups) == {here.python}:
         paths = named(sorted({report.executable for report in executors}), _NAMED, 80)
@@ -228,7 +228,7 @@ def _python(executors: Sequence[TaskReport], here: Here, who: str) -> Finding:
     return note("Python", what, SET_PYTHON)
 
 
-def _packages(executors: Sequence[TaskReport], here: Here, who: str) -> list[Finding]:
+def _packages(executors: Sequence[TaskReport], here: DriverFacts, who: str) -> list[Finding]:
     findings: list[Finding] = []
     same = []
     for module in MODULES:
@@ -256,7 +256,7 @@ def _package(module: str, mine: str, version: str, reports: Sequence[TaskReport]
     return problem("packages", what, advice) if minor(version) != minor(mine) else note("packages", what, advice)
 
 
-def _java_of(executors: Sequence[TaskReport], here: Here, who: str) -> Finding:
+def _java_of(executors: Sequence[TaskReport], here: DriverFacts, who: str) -> Finding:
     groups = _by(executors, lambda report: report.java or "unknown")
     if set(groups) <= {here.java, "unknown"}:
         return ok("Java", f"{who}: Java {here.java}, as here" if here.java in groups else f"here: Java {here.java}")
