@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,12 @@ MOST_TURNS = 3
 
 
 def keras(effort: Effort) -> list[Row]:
-    """Fit a small dense network on a column of vectors, with two Spark tasks. Each turn has data of its own.
-
-    As in a notebook, the first fit of a turn starts a spare process on the executor, and the second fit uses it.
-    """
+    """Fit a small dense network on a column of vectors, with two Spark tasks. Each turn has data of its own."""
     rows = 2_000 if effort.quick else 20_000
     spark_session()
     turns = Turns(
         min(effort.runs, MOST_TURNS),
-        {US: functools.partial(_our_fits, rows), PEER: functools.partial(_fits, horovod_estimator, rows)},
+        {US: functools.partial(_fits, _ours, rows), PEER: functools.partial(_fits, horovod_estimator, rows)},
     )
     what = f"KerasEstimator, {rows:,} rows × 10 numbers, {EPOCHS} epochs on 2 Spark tasks"
     return [
@@ -71,25 +66,6 @@ def _fits(make_estimator: Callable[..., Any], rows: int) -> Measured:
             assert len(losses) == EPOCHS, losses
     first, second = took
     return {"first": first, "second": second}
-
-
-def _our_fits(rows: int) -> Measured:
-    with _spares_of_one_turn():
-        return _fits(_ours, rows)
-
-
-@contextlib.contextmanager
-def _spares_of_one_turn() -> Iterator[None]:
-    """Turn spare processes on, and end them when the context is left, so that the next turn finds none."""
-    before = os.environ["SPARKRING_SPARE"]
-    os.environ["SPARKRING_SPARE"] = "1"
-    try:
-        yield
-    finally:
-        os.environ["SPARKRING_SPARE"] = "0"
-        with printing_to(Ear("nothing")):
-            sparkring.run(int, np=2, framework="plain")  # a launch without spare processes ends those of Spark
-        os.environ["SPARKRING_SPARE"] = before
 
 
 def _ours(folder: Path, **settings: Any) -> Any:

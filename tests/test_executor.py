@@ -15,13 +15,12 @@ from sparkring.cluster import python
 from sparkring.cluster.survey import Directory, Questions, answer
 from sparkring.data.stage_task import Staging, stage
 from sparkring.executor import boot
-from sparkring.executor.orders import ExecutorSpareOrder, ModelOrder, SpareOrder, Ticket, decode, encode
+from sparkring.executor.orders import ModelOrder, SpareOrder, Ticket, decode, encode
 from sparkring.executor.tasks import task_for
 from sparkring.worker.model.task import Scoring, score
 from sparkring.worker.spark_task import MemberTask, run_member
 
 TICKET = Ticket(3, "host", 1, "secret", gpus=["0"], rows=7)
-FORKING = ExecutorSpareOrder("key", "token", ["torch"], [{"A": None}])
 SPARE = SpareOrder(["torch"], True, 1.0, 2)
 MODEL = ModelOrder("key", "token", ["path"], {"A": "1"}, 0.3, report={"port": 1}, gpus=["0"])
 ALONE = """
@@ -40,7 +39,7 @@ def test_tasks_need_no_sparkring(tmp_path):
     questions = Questions(None, b"", {"numpy": ("numpy",)}, Directory(str(tmp_path), True, "file", b""))
     tasks = [
         task_for(python._executable, None),
-        task_for(run_member, MemberTask(b"archive", TICKET, {}, None, 0, None, FORKING)),
+        task_for(run_member, MemberTask(b"archive", TICKET, {}, None, 0, None)),
         task_for(stage, Staging(str(tmp_path), True, "0", 1000, ["x"])),
         task_for(answer, questions),
         task_for(score, Scoring(MODEL, None, None, 10, [])),
@@ -55,7 +54,7 @@ def test_tasks_need_no_sparkring(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("order", [TICKET, SPARE, FORKING, MODEL])
+@pytest.mark.parametrize("order", [TICKET, SPARE, MODEL])
 def test_orders_are_one_line(order):
     line = encode(order, first=["a"], detached=True)
     assert line.count(b"\n") == 1

@@ -17,7 +17,7 @@ from leaks import Watch
 from waiting import until
 
 from sparkring.executor.orders import Ticket
-from sparkring.launchers import executor_spares, local, spare
+from sparkring.launchers import local, spare
 from sparkring.launchers.spare import ForkedMember, Setting, SpareProcess, Spares, Wanted, setting_of
 from sparkring.runtime import storage
 from sparkring.worker.member import process
@@ -25,11 +25,9 @@ from sparkring.worker.member import process
 
 @pytest.fixture
 def spares(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spares]:
-    """This machine's spare processes are on, and start as soon as no launch is under way. Executors have none."""
+    """This machine's spare processes are on, and start as soon as no launch is under way."""
     monkeypatch.setenv("SPARKRING_SPARE", "1")
     monkeypatch.setattr(spare, "REST_S", 0.0)
-    # They would stay for later launches, after the test.
-    monkeypatch.setattr(executor_spares.ExecutorSpares, "order", lambda *_: None)
     yield spare.spares
     spare.spares.stop()
     until(lambda: not spare.spares.leaving(), "the spare process ends with its last member")

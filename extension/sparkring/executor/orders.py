@@ -43,35 +43,6 @@ class SpareOrder(NamedTuple):
     least_bytes: int
 
 
-class ExecutorSpareOrder(NamedTuple):
-    """What the spare process of an executor should do. executor/spares.py explains it.
-
-    Tasks find the process by the `key`, and prove that they know the `token` (hexadecimal). Without `modules`, spare
-    processes are turned off. In the order of `environments`, ranks set variables before they run the code; None stands
-    for a deleted variable. The task that starts the process fills in the last fields.
-
-    import_s: the process exits if its imports take longer than this.
-    idle_s: the process exits when it has not been used for this long.
-    start_bytes, least_bytes: how much memory must be available when the process starts, and later.
-    setting: a digest of what the imports depend on.
-    lock: the descriptor of the folder's lock.
-    watch: the process whose exit ends the spare process.
-    """
-
-    key: str
-    token: str
-    modules: Sequence[str] = ()
-    environments: Sequence[Mapping[str, str | None]] = ()
-    import_s: float = 0.0
-    idle_s: float = 0.0
-    start_bytes: int = 0
-    least_bytes: int = 0
-    folder: str = ""
-    setting: str = ""
-    lock: int = -1
-    watch: int = 0
-
-
 class Ticket(NamedTuple):
     """What a member reads from stdin when it starts.
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.executor.boot import HERE, start
-from sparkring.executor.forks import ForkedMember
 from sparkring.executor.orders import Ticket
 from sparkring.executor.processes import kill_orphans
 from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
 from sparkring.launchers.base import ItemRoom, Launcher, LaunchRequest, Place
+from sparkring.launchers.forks import ForkedMember
 from sparkring.launchers.spare import Setting, SpareProcess, setting_of, spares
 from sparkring.runtime import limits
 from sparkring.runtime.world import gpu_environment, share_gpus

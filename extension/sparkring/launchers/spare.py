@@ -23,9 +23,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sparkring.executor.boot import HERE, command
-from sparkring.executor.forks import ForkedMember, fork
 from sparkring.executor.orders import SPARE_READY, SpareOrder, Ticket, encode
 from sparkring.launchers.base import Code
+from sparkring.launchers.forks import ForkedMember, fork
 from sparkring.worker.member import gpus, process
 from sparkring.worker.rank.preloads import FRAMEWORKS
 

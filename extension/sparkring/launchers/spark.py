@@ -30,12 +30,11 @@ from sparkring.cluster.session import LOOPBACK
 from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.executor.archive import archive
-from sparkring.executor.orders import MAKE_REACHABLE, PORT_SETTING, ExecutorSpareOrder, Ticket
+from sparkring.executor.orders import MAKE_REACHABLE, PORT_SETTING, Ticket
 from sparkring.executor.tasks import Task, task_for
 from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
 from sparkring.launchers.base import Launcher, LaunchRequest
-from sparkring.launchers.executor_spares import spares as executor_spares
 from sparkring.worker.member import gpus
 from sparkring.worker.spark_task import MemberTask, run_member
 
@@ -47,8 +46,6 @@ _Answer = TypeVar("_Answer")
 
 COUNT_EVERY_S = 1.0
 CANCEL_S, CANCEL_AGAIN_S = 10.0, 0.2  # for how long, and how often, stop() cancels the stage
-
-SLOW_IMPORT_S = 5.0  # slow_after_s if a process on each executor imports frameworks for the ranks
 
 
 class SparkLauncher(Launcher):
@@ -82,8 +79,6 @@ class SparkLauncher(Launcher):
         # out which Python the executors really run.
         self._python = str(self._context.pythonExec)
         self._ended = False
-        self._spare: ExecutorSpareOrder | None = None  # how tasks have members forked; None if they start new processes
-        self._changes = False  # whether the ranks' code has changed an environment that imports depend on
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
         self._warned_of: set[int] = set()
@@ -107,11 +102,7 @@ class SparkLauncher(Launcher):
         schema = None if self._data is None else self._data.schema()
         with_nvml = gpus_per(self._context, "task") > 0
         ring = size if self._barrier else 0
-        if ring and schema is None and not with_nvml:
-            self._spare = executor_spares.order(self.code, self._environment)
-        if self._spare is not None:
-            self.slow_after_s = SLOW_IMPORT_S
-        order = MemberTask(archive(with_nvml), ticket, self._environment, self._gpus, ring, schema, self._spare)
+        order = MemberTask(archive(with_nvml), ticket, self._environment, self._gpus, ring, schema)
         task = task_for(run_member, order)
         self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
         self._thread.start()
@@ -178,9 +169,6 @@ class SparkLauncher(Launcher):
             return None
         return SlotsError(f"Spark has {total} task slots left for {self._size} ranks: an executor was lost.")
 
-    def note_imports(self, modules: Sequence[str] | None) -> None:
-        self._changes |= modules is None
-
     def note_gpus(self, addresses: Sequence[str]) -> None:
         if addresses:
             gpus_in_use.hold(self, gpus.find(",".join(addresses)))
@@ -192,9 +180,6 @@ class SparkLauncher(Launcher):
         if not found.total:
             return "Spark has no executors"
         if not found.busy or found.free >= self._size:
-            if self._spare is not None and self._spare.modules:
-                modules = " and ".join(self._spare.modules)
-                return f"Spark is starting the tasks, and one process on each executor imports {modules} for all ranks"
             first = f"computes what `{self._data.name}` depends on, and then starts" if self._data else "is starting"
             return f"Spark {first} the tasks"
         held = "; ".join(found.holders)
@@ -224,8 +209,6 @@ class SparkLauncher(Launcher):
 
     def stop(self, grace_s: float, *, joined: bool) -> None:
         running.discard(self._stage)
-        if self.code is not None:
-            executor_spares.note_changes(self._changes)
         gpus_in_use.release(self)
         if self._thread is None:
             return

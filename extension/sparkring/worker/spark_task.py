@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 from sparkring.executor.archive import unpacked
 from sparkring.executor.boot import start
-from sparkring.executor.orders import ROWS_END, UNREACHED, ExecutorSpareOrder, Ticket, changed
+from sparkring.executor.orders import ROWS_END, UNREACHED, Ticket, changed
 from sparkring.executor.processes import kill_orphans
-from sparkring.executor.spares import forked
 from sparkring.wire.channel import GREETING
 
 _CONNECT_S = 5.0
@@ -31,7 +30,7 @@ class MemberTask(NamedTuple):
 
     `size` is the number of tasks of the barrier stage; 0 if the tasks belong to an ordinary stage. If the stage has
     rows, `schema` is their serialized Arrow schema. The rank gets the GPUs that Spark has assigned to the task or, if
-    `gpus` is a number, only the first `gpus` of them. With `spare`, the member is forked, if possible.
+    `gpus` is a number, only the first `gpus` of them.
     """
 
     archive: bytes
@@ -40,7 +39,6 @@ class MemberTask(NamedTuple):
     gpus: int | None
     size: int
     schema: bytes | None
-    spare: ExecutorSpareOrder | None = None
 
 
 def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
@@ -64,21 +62,18 @@ def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
     root = SparkFiles.getRootDirectory()
     # Files from addPyFile() are below this folder, on the sys.path of Spark's workers only.
     first, root = [os.path.abspath(entry) for entry in sys.path if entry.startswith(root)], os.path.abspath(root)
-    ticket = changed(order.ticket, **_of_task(context, root, order.gpus))
-    member: Any = None if order.spare is None else forked(order.spare, order.archive, root, ticket, first)
-    folder, read, pipe = "", -1, None
-    if member is None:
-        folder = tempfile.mkdtemp(prefix="sparkring-")
-        if order.schema is not None:
-            read, written = os.pipe()
-            pipe = os.fdopen(written, "wb")
-        member = start(
-            "sparkring.worker.member.member",
-            changed(ticket, cleanup=folder, rows=read),
-            {**os.environ, **order.environment},
-            first=[unpacked(order.archive, folder), *first],
-            passed=[] if pipe is None else [read],
-        )
+    folder, read, pipe = tempfile.mkdtemp(prefix="sparkring-"), -1, None
+    if order.schema is not None:
+        read, written = os.pipe()
+        pipe = os.fdopen(written, "wb")
+    member = start(
+        "sparkring.worker.member.member",
+        changed(order.ticket, cleanup=folder, rows=read, **_of_task(context, root, order.gpus)),
+        {**os.environ, **order.environment},
+        first=[unpacked(order.archive, folder), *first],
+        passed=[] if pipe is None else [read],
+    )
+    assert member.stdin is not None
     try:
         # The member's stdin stays open while the member runs. If Spark kills this process, stdin is closed, which ends
         # the member.
@@ -95,7 +90,7 @@ def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
                 "the signal. Run `dmesg` on that machine to see whether it ran out of memory."
             )
         if code == UNREACHED:
-            unreached = _unreached(ticket.host, ticket.port)
+            unreached = _unreached(order.ticket.host, order.ticket.port)
             if size:
                 raise ConnectionError(f"sparkring: {unreached}")
             yield unreached  # Spark would run the task again after an error, with the same result
@@ -114,8 +109,7 @@ def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()  # not before the member exits: the rank would take it for the end of the rows
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)  # the member does this, unless it was killed
+        shutil.rmtree(folder, ignore_errors=True)  # the member does this, unless it was killed
 
 
 def _unreached(host: str, port: int) -> str:

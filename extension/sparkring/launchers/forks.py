@@ -14,7 +14,7 @@ UNKNOWN = 0  # stands for the exit code of a member if its spare process was kil
 
 
 class ForkedMember:
-    """A member that a spare process has forked, with the part of Popen's interface that launchers and tasks need.
+    """A member that a spare process has forked, with the part of Popen's interface that a launcher needs.
 
     `pid` is its process id, and `stdin` is the writing end of its stdin. `ended` is a descriptor that becomes readable
     when the member has exited; `status` is a pipe on which the spare process reports the member's exit code.
