@@ -21,8 +21,8 @@ def encode(message: "Message") -> tuple[dict[str, Any], list[Buffer]]:
     plan = _plan(type(message))
     parts: list[Buffer] = []
     for name in plan.binary:
-        found = getattr(message, name)
-        parts += found if isinstance(found, tuple) else [found]
+        value = getattr(message, name)
+        parts += value if isinstance(value, tuple) else [value]
     fields = {name: getattr(message, name) for name in plan.converters}
     for name in plan.tagged:
         fields[name] = [type(fields[name]).__name__, *fields[name]]
@@ -84,8 +84,8 @@ def _plan(kind: Any) -> _Plan:
 
 def _classes(hint: Any) -> dict[str, Any]:
     """Return the classes of a union of classes, by name."""
-    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
-    return {member.__name__: member for member in members} if all(hasattr(each, "_fields") for each in members) else {}
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else ()
+    return {kind.__name__: kind for kind in kinds} if all(hasattr(kind, "_fields") for kind in kinds) else {}
 
 
 def _converter(hint: Any) -> Converter:
