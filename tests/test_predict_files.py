@@ -23,6 +23,7 @@ from sparkring.engine.foreach import run as foreach_run
 from sparkring.engine.predictions.api import _output
 from sparkring.engine.predictions.destination import STATE, SUCCESS, Destination
 from sparkring.errors import DataError, ItemsFailed, OptionsError, PathError
+from sparkring.executor.orders import ModelOrder
 from sparkring.worker.model import parts
 from sparkring.worker.model.outputs import columns_of
 from sparkring.worker.model.parts import parts_of
@@ -73,7 +74,8 @@ def test_errors_of_reading_and_writing(data, tmp_path, monkeypatch):
     dataset = open_dataset(data)
     part = parts_of(dataset)[0]
     model = parts.Model("model", "digest")
-    job = parts.Job(dataset, ("a",), ("id",), (), 100, str(tmp_path), {"key": "none"}, b"token", model)
+    order = ModelOrder("key", "token", [], {}, 1.0)
+    job = parts.Job(dataset, ("a",), ("id",), (), 100, str(tmp_path), order, model)
 
     def fails(*args):
         raise OSError("the storage fails")
