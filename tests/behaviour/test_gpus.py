@@ -98,7 +98,7 @@ def files(np):
     scoring.result()
     told("files", pq.read_table(to).to_pylist(), runs.load(runs.find("")))
 """
-PRINTED = "\nfound['slots'] = slots_table()\nprint('FOUND', json.dumps(found))\n"
+PRINTED = "\nfound['slots'] = slots_table()\nprint('FOUND ' + json.dumps(found) + '\\n', end='')\n"
 
 LOCAL = r'''
 attempt("as they are", -2)

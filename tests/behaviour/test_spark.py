@@ -32,7 +32,7 @@ UNREACHED = (
 )
 
 CASES = """
-import json, socket
+import json, socket, sys
 from sparkring.errors import SparkringError
 
 found = {{}}
@@ -47,7 +47,7 @@ def attempt(name, np=1, prepare=lambda: None):
     found[name].append([notice.text for notice in view.record.notices])
 
 {cases}
-print("FOUND", json.dumps(found))
+sys.stdout.write("FOUND " + json.dumps(found) + "\\n")  # in one piece, because py4j logs in other threads
 """
 TRIED = """
 from pyspark import SparkFiles
@@ -173,7 +173,7 @@ def attempts(cases, driver, tmp_path):
         given = f"OTHER, SHIPPED = {other_python(tmp_path)!r}, {str(shipped)!r}\n"
         text = driver(CASES.format(cases=given + TRIED)).wait()
         assert "FOUND" in text, text
-        cases.update(json.loads(text.rpartition("FOUND")[2].splitlines()[0]))  # py4j may log more lines after it
+        cases.update(json.loads(text.rpartition("FOUND ")[2].splitlines()[0]))  # py4j may log more lines after it
     return cases
 
 
