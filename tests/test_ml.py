@@ -38,7 +38,7 @@ COLUMNS = {"feature_cols": ["x"], "label_cols": ["y"], "random_seed": 1}
 def frame(spark, tmp_path, monkeypatch):
     monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "cache"))
     # The processes that hold the models must not outlive the test.
-    monkeypatch.setattr(fitted_models, "predict", functools.partial(fitted_models.predict, idle_s=0.3))
+    monkeypatch.setattr(fitted_models, "predict_frame", functools.partial(fitted_models.predict_frame, idle_s=0.3))
     yield spark.sql(ROWS)
     until(lambda: not list(Path(tempfile.gettempdir()).glob("sparkring-model-*")), "no model process is left")
 
@@ -119,7 +119,7 @@ def test_pipelines(frame, pair, driver, tmp_path, monkeypatch, capfd, name):
         java = launch_gateway()
         context = java.jvm.JavaSparkContext.fromSparkContext(java.jvm.org.apache.spark.SparkContext.getOrCreate())
         SparkContext(gateway=java, jsc=context, conf=SparkConf(_jconf=context.getConf()))
-        model.predict = functools.partial(model.predict, idle_s=0.3)
+        model.predict_frame = functools.partial(model.predict_frame, idle_s=0.3)
         frame = SparkSession.builder.getOrCreate().sql({ROWS!r}).where("id < 3")
         scored = PipelineModel.load({str(tmp_path / name)!r}).transform(frame)
         print("found", json.dumps([row.y__output for row in scored.collect()]), flush=True)

@@ -12,6 +12,7 @@ import pytest
 
 import sparkring
 from sparkring.engine.run import api
+from sparkring.engine.run import view as run_view
 from sparkring.engine.run.options import Options
 from sparkring.engine.run.spec import Cell, RunSpec
 from sparkring.errors import CaptureError, CheckpointError, LaunchError, PathError, RunFailed, SlotsError, StillRunning
@@ -252,7 +253,7 @@ def test_stop_from_another_thread(ring, monkeypatch, options):
         stops.append(controls.stop)
         return ring.view
 
-    monkeypatch.setattr(api, "open_view", open_view)
+    monkeypatch.setattr(run_view, "open_view", open_view)
 
     def press(record):
         if record.recent_count and stops:
@@ -270,7 +271,9 @@ def test_stop_from_another_thread(ring, monkeypatch, options):
 @pytest.mark.extended_on("spark", "test_interrupt_keeps_the_gang")
 def test_stop_from_another_thread_keeps_a_warm_gang(shared_gang, monkeypatch):
     stops = []
-    monkeypatch.setattr(api, "open_view", lambda *, quiet, controls, background: stops.append(controls.stop) or view)
+    monkeypatch.setattr(
+        run_view, "open_view", lambda *, quiet, controls, background: stops.append(controls.stop) or view
+    )
     view = type(shared_gang.view)()
     view.on_refresh = lambda record: record.recent_count and stops and stops.pop()()
     cell = "import time\nprint('up', flush=True)\ntime.sleep(1000)"

@@ -221,7 +221,7 @@ def test_runner_with_every_slot(spark):
     train = function("def train():\n    from sparkring import world\n    return world().size", "train")
     assert runner.run(train) == 4
     restarted = prepare(RunSpec(Call(train), Options(np=0, max_restarts=1), "plain"))
-    assert (restarted.launch.np, restarted.launch.size) == (4, 4)
+    assert (restarted.launch.place.name, restarted.launch.size) == ("spark", 4)
 
 
 TRAIN = """

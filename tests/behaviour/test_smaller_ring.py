@@ -99,6 +99,6 @@ def test_a_worker_is_killed_and_another_one_comes(driver, brittle_cluster, tmp_p
     assert "ITEMS True [1, 2, 2]" in text, text
     assert ran.read_text().count("\n") == 42
     assert text.count("VALUE 4 True") == 4, text
-    assert "ATTEMPT 1 4 lost: " in text
+    assert "ATTEMPT 1 4 lost on " in text
     assert "ATTEMPT 2 2 Spark has slots for more than 2 ranks again" in text
     assert "ATTEMPT 3 4 \n" in text
