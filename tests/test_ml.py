@@ -184,28 +184,6 @@ def test_a_fit_goes_on_after_a_rank_is_lost(frame, tmp_path, capfd):
     assert "restart" in capfd.readouterr().out
 
 
-@pytest.mark.slow
-def test_fits_on_spark_import_once(frame, tasks, tmp_path, monkeypatch):
-    """The ranks of a fit are forked from a process that has imported the framework, even if nothing sent names it."""
-    rows = VectorAssembler(inputCols=["a", "b"], outputCol="x").transform(frame)
-    monkeypatch.setenv("SPARKRING_SPARE", "1")
-
-    def make():
-        return __import__("torch").nn.Linear(2, 1)
-
-    def stops_if_forked(epoch, metrics):
-        from sparkring.worker.rank import preloads
-
-        return preloads.ahead == ("torch",)
-
-    saved = tmp_path / "saved"
-    estimator = torch_estimator(np=2, model=make, epochs=2, callbacks=[stops_if_forked], checkpoint_dir=str(saved))
-    assert len(estimator.fit(rows).history["loss"]) == 1
-    assert len(list(saved.glob("*.finished"))) == 1, "so that the next fit begins anew"
-    monkeypatch.setenv("SPARKRING_SPARE", "0")
-    tasks.run("None", 1)  # ends the spare process
-
-
 REFUSED = [
     ({"np": 0}, OptionsError, "np=0: expected a number of ranks"),
     ({"loss": []}, OptionsError, "loss is missing"),

@@ -596,9 +596,9 @@ def test_what_is_left_of_an_epoch_can_be_less_than_a_batch(numbered, read):
 def test_nothing_is_left_at_the_end_of_an_epoch(numbered, monkeypatch, remainder, read):
     """A position after the last batch has no batches left, and the next epoch is complete."""
     data = shards(numbered, 64, columns=["x"], transform=dict, remainder=remainder, shuffle=False)
-    steps, planned, begin = data.steps, [], module.Progress.begin
+    steps, planned, begin = data.steps, [], module.ReadProgress.begin
     data = data.resume(data.position(step=steps))
-    monkeypatch.setattr(module.Progress, "begin", lambda *args: planned.append(args[2:4]) or begin(*args))
+    monkeypatch.setattr(module.ReadProgress, "begin", lambda *args: planned.append(args[2:4]) or begin(*args))
     assert list(read(data)) == []
     assert planned == [(), (0, 0)]
     assert (data.epoch, data.steps) == (2, steps)

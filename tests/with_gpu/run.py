@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "plugins"), str(ROOT / "extension" / "sparkring" / "tools")]
 
 import gpu_machine  # noqa: E402
-from watch import Progress, watch, why_failed  # noqa: E402
+from watch import StepProgress, watch, why_failed  # noqa: E402
 
 VENV = ROOT / ".venv-gpu"
 LOG = ROOT / ".venv-gpu.log"  # the output of the step that runs, or that has failed
@@ -41,7 +41,7 @@ class Setup:
     def __init__(self, environ: Mapping[str, str], deadline: float) -> None:
         self.deadline = deadline
         self.python = VENV / "bin" / "python"
-        self.progress = Progress(sys.stderr)
+        self.progress = StepProgress(sys.stderr)
         self._wheels = environ.get(gpu_machine.WHEELS, "")
         self._has_torch = False
         # The variables of pip also reach the pip that sparkring-build-horovod starts.
