@@ -94,7 +94,7 @@ class LocalLauncher(Launcher):
         gpus_in_use.hold(self, (gpu for own in self._gpus.own for gpu in own))
         self._environment = {**os.environ, **self._environment, **self._gpus.environment}
         gpus = [tuple(gpu.address for gpu in own) for own in self._gpus.own]
-        self._waiting = [ticket._replace(member=each, gpus=gpus[each]) for each in range(size)]
+        self._waiting = [ticket._replace(member=number, gpus=gpus[number]) for number in range(size)]
         if self.code is not None:
             self._spare = spares.begin(self._setting(), self.code)
             self._begun = True

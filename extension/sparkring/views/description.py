@@ -50,7 +50,7 @@ class Table:
 
     def column(self, name: str) -> list[Any]:
         """Return the cells of a column."""
-        at = [each.name for each in self.columns].index(name)
+        at = [column.name for column in self.columns].index(name)
         return [row[at] for row in self.rows]
 
 
@@ -142,10 +142,12 @@ def expanded(table: Table, most: int) -> Table:
     for at, column in enumerate(table.columns):
         values = [row[at] for row in table.rows]
         if column.kind == "numbers":
-            names = list(dict.fromkeys(name for each in values if isinstance(each, Mapping) for name in each))[:most]
+            names = list(dict.fromkeys(name for value in values if isinstance(value, Mapping) for name in value))[:most]
             columns += [Column(name, name, "number") for name in names]
-            cells += [[each.get(name) if isinstance(each, Mapping) else None for each in values] for name in names]
-        elif len({each for each in values if each != "" and each is not None and each is not False}) >= column.needs:
+            cells += [[value.get(name) if isinstance(value, Mapping) else None for value in values] for name in names]
+        elif (
+            len({value for value in values if value != "" and value is not None and value is not False}) >= column.needs
+        ):
             columns.append(column)
             cells.append(values)
     return Table(tuple(columns), list(zip(*cells, strict=True)))

@@ -283,7 +283,7 @@ def stream_message(found: StreamRecord, record: RunRecord, known: int) -> Messag
         "kind": "stream",
         "facts": lines.plain(tab.facts),
         "figures": [(name, value.time if isinstance(value, Moment) else value) for name, value in tab.figures],
-        "parts": [(each.shown, each.share, round(each.all_s, 3)) for each in bars.parts] if bars else [],
+        "parts": [(part.shown, part.share, round(part.all_s, 3)) for part in bars.parts] if bars else [],
         "legend": bars.legend if bars else "",
         "end": end,
         "kept": stream_records.RECENT,
@@ -361,7 +361,7 @@ def usage_message(record: RunRecord, now: float) -> Message:
     waits = reading.waits(record, now)
     percent = {rank: round(100 * (each.waiting or 0.0)) for rank, each in waits.items()}
     running = {rank.rank for rank in record.ranks if rank.state == "running"}
-    starves = [rank for rank, each in waits.items() if each.mark == "starves" and rank in running]
+    starves = [rank for rank, wait in waits.items() if wait.mark == "starves" and rank in running]
     return {
         "kind": "usage",
         "used": [_used(rank) for rank in record.ranks] if any(rank.used for rank in record.ranks) else [],

@@ -146,11 +146,11 @@ def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = Fal
     np = -count if local_mode else count
     if not use_gpu:
         return Options(np=np, gpus=0), ""
-    each = place_of(np).gpus_of_a_rank(abs(np), tell)
-    if not each:
+    gpus_each = place_of(np).gpus_of_a_rank(abs(np), tell)
+    if not gpus_each:
         why = "this machine has no GPUs" if local_mode else "Spark assigns no GPUs to its tasks"
         return Options(np=np), f"use_gpu=True, but {why}: the ranks run on CPUs"
-    if several and each > 1:
-        np = math.ceil(count / each)
+    if several and gpus_each > 1:
+        np = math.ceil(count / gpus_each)
     # On Spark, `gpus` is left at None, because Spark decides how many GPUs each task has, and a rank uses all of them.
     return Options(np=np, gpus=1 if local_mode else None), ""

@@ -129,7 +129,7 @@ def _ranked(items: Iterable[ItemRecord], name: str) -> list[ItemRecord]:
 
 def table(record: RunRecord, items: Sequence[ItemRecord], now: float) -> Table:
     """Describe some items as a table."""
-    return Table(COLUMNS, [row(record, each, each.seconds(record.ended or now)) for each in items])
+    return Table(COLUMNS, [row(record, item, item.seconds(record.ended or now)) for item in items])
 
 
 def row(record: RunRecord, item: ItemRecord, took_s: float | None) -> tuple[Cell, ...]:

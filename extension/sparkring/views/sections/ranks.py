@@ -77,10 +77,12 @@ def described(record: RunRecord, lags: Sequence[Lag]) -> dict[str, Any]:
         "pid": [rank.pid for rank in record.ranks],
         "heard": [round(rank.last_heard, 1) for rank in record.ranks],
         "lines": [rank.line_count for rank in record.ranks],
-        "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in reports],
-        "step": [each.step if each and not each.ends_epoch else None for each in reports],
-        "done": [None if each.fraction is None or record.stream else round(each.fraction, 6) for each in pace],
-        "rate": [None if each.rate is None else float(f"{each.rate:.2g}") for each in pace],
+        "epoch": [report.epoch + 1 - first if report and report.epoch is not None else None for report in reports],
+        "step": [report.step if report and not report.ends_epoch else None for report in reports],
+        "done": [
+            None if rank_pace.fraction is None or record.stream else round(rank_pace.fraction, 6) for rank_pace in pace
+        ],
+        "rate": [None if rank_pace.rate is None else float(f"{rank_pace.rate:.2g}") for rank_pace in pace],
         "behind": {lag.rank: lag.steps for lag in lags},
         "gpu": {rank.rank: gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},
         "failure": {
@@ -114,7 +116,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     if few:
         return shown
     letters = Counter(letter(record, rank) for rank in record.ranks)
-    counts = [f"{letters[each]:,} {words}" for each, (_, words) in STATES.items() if letters[each]]
+    counts = [f"{letters[letter]:,} {words}" for letter, (_, words) in STATES.items() if letters[letter]]
     if len(groups) > MOST_TILES:
         counts.append(f"showing the first {sum(map(len, groups[:MOST_TILES])):,}:")
     return note(" · ".join(counts)) + shown

@@ -40,7 +40,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         return ""
     best = -1 if search.best is None else search.best[0]
     order = sorted(trials[-CURVES_SHOWN:], key=lambda each: [*KINDS].index(kind(each, best)))
-    kinds = [kind(each, best) for each in order]
+    kinds = [kind(trial, best) for trial in order]
     looks = [_LOOKS.get(each, {"lw": 0.7, "alpha": 0.7}) | {"color": KINDS[each][1]} for each in kinds]
     metric = text(search.metric)
     curves, history, parameters = pictures(
@@ -75,7 +75,7 @@ def kind(trial: ItemRecord, best: int) -> str:
 def legend(kinds: Iterable[str]) -> str:
     """Explain the colours of these kinds of trials: `grey: pruned · blue: finished`."""
     shown = set(kinds)
-    return describe.dotted(*(f"{colour}: {each}" for each, (colour, _) in KINDS.items() if each in shown))
+    return describe.dotted(*(f"{colour}: {name}" for name, (colour, _) in KINDS.items() if name in shown))
 
 
 def extent(values: Sequence[float], mode: str) -> tuple[float, float]:

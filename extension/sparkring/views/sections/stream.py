@@ -52,8 +52,8 @@ def described_tab(stream: StreamRecord, record: RunRecord, newest: int = RECENT)
         Part(name, COLOURS[name], name in charted, share, seconds)
         for name, share, seconds in zip(PARTS, describe.shares(stream), describe.parts_s(stream), strict=True)
     ]
-    table = Table(COLUMNS, [_row(each, record.started) for each in shown])
-    legend = "red: trained again on new ranks" if any(each.how == "replayed" for each in stream.recent) else ""
+    table = Table(COLUMNS, [_row(batch, record.started) for batch in shown])
+    legend = "red: trained again on new ranks" if any(batch.how == "replayed" for batch in stream.recent) else ""
     bars = Bars(TITLE, table, tuple(parts), FEWEST_SLOTS, ("how", "replayed"), legend)
     return Tab(facts, (*figures, *moment), bars)
 
@@ -101,8 +101,8 @@ def _split(bars: Bars) -> str:
 
 def _picture(bars: Bars) -> str:
     picture, *_ = pictures([Drawing(functools.partial(stacked_bars, bars=bars))])
-    words = " ".join(f'<b style="{tint(each.colour)}">{each.name}</b>' for each in bars.parts if each.shown)
-    left_out = "" if all(each.shown for each in bars.parts) else " (without waiting)"
+    words = " ".join(f'<b style="{tint(part.colour)}">{part.name}</b>' for part in bars.parts if part.shown)
+    left_out = "" if all(part.shown for part in bars.parts) else " (without waiting)"
     said = f"{bars.title} of the last {counted(len(bars.table.rows), 'batch')}{left_out}"
     drawn = figure(f"<figcaption>{bars.title}: {words}{left_out}</figcaption>", picture, said)
     return f'<div class="sr-charts">{drawn}{paragraph(bars.legend)}</div>'

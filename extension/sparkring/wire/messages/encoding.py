@@ -102,7 +102,7 @@ def _converter(hint: Any) -> Converter:
     if origin is Literal:
         return _checked(str, f"one of {', '.join(map(repr, arguments))}", within=arguments)
     if classes := _classes(hint):
-        return _tagged({name: _converter(each) for name, each in classes.items()})
+        return _tagged({name: _converter(message_class) for name, message_class in classes.items()})
     if origin in (Union, types.UnionType):
         (inner,) = (_converter(each) for each in arguments if each is not types.NoneType)
         return lambda value: None if value is None else inner(value)
