@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -70,17 +72,12 @@ def test_products_can_be_removed_one_after_another(tmp_path, check_types):
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     config = PACKAGE.parents[1] / "setup.cfg"
     use = [sys.executable, "-c", USE]
-    types = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--config-file",
-        config,
-        "--cache-dir",
-        tmp_path / "types",
-        "-p",
-        "sparkring",
-    ]
+    # mypy would find what is removed in an editable sparkring, so it looks in an environment that has only its packages.
+    venv.create(tmp_path / "venv")
+    (packages,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    (packages / "needed.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+    types = [sys.executable, "-m", "mypy", "--config-file", config, "--cache-dir", tmp_path / "types"]
+    types += ["--python-executable", tmp_path / "venv/bin/python", "-p", "sparkring"]
     for product, with_it in PRODUCTS.items():
         remove(package, product, with_it)
         answer = subprocess.run(
