@@ -72,7 +72,7 @@ def test_products_can_be_removed_one_after_another(tmp_path, check_types):
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     config = PACKAGE.parents[1] / "setup.cfg"
     use = [sys.executable, "-c", USE]
-    # mypy would find what is removed in an editable sparkring, so it looks in an environment that has only its packages.
+    # mypy would find what is removed in an editable sparkring, so it looks where only its packages are.
     venv.create(tmp_path / "venv")
     (packages,) = (tmp_path / "venv/lib").glob("python*/site-packages")
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
