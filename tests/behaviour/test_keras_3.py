@@ -115,6 +115,7 @@ callbacks = [
     store.keras(model),
 ]
 history = model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
+hvd.allreduce(0.0)  # rank 0 has then written its checkpoints
 kept = store.load()["model"]
 compiled = kept.optimizer is not None and kept.loss
 equal = all(np.array_equal(a, b) for a, b in zip(kept.get_weights(), model.get_weights()))
