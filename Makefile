@@ -69,7 +69,7 @@ help:
 	@printf '%-18s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
 	@printf '%-18s %s\n' 'make docs-site' 'build the documentation with the notebooks as web pages, in build/site (Python 3.11)'
 	@printf '%-18s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
-	@printf '%-18s %s\n' 'make release' 'build the distributions in dist/, check them, and print the notes of the version; nothing is published'
+	@printf '%-18s %s\n' 'make release' 'build and check the distributions, and print the version’s notes (REPOSITORY=… is needed; publishes nothing)'
 	@printf '%-18s %s\n' 'make env' 'only set up the environment (PYTHON=… selects the Python: 3.11, 3.13 or 3.10)'
 	@printf '%-18s %s\n' 'make env-current' 'set up the newest versions in .venv-current, on Python 3.13'
 	@printf '%-18s %s\n' 'make env-oldest' 'set up the oldest versions in .venv-oldest, on Python 3.10'
@@ -165,10 +165,15 @@ docs-site: $(DOCS_PACKAGES)
 notebooks: env
 	@$(BIN)/python notebooks/write_outputs.py
 
-# The wheel is built from the source distribution, so this also checks that the latter is complete.
+# The wheel is built from the source distribution, so this also checks that the latter is complete. What is committed is
+# built, from a copy in which the README's links lead to the repository.
 release: $(RELEASE_PACKAGES)
-	@rm -rf build dist
-	@$(BIN)/python -m build --no-isolation --outdir dist . >$(VENV)/release.log 2>&1 || { tail -20 $(VENV)/release.log >&2; exit 1; }
+	@test -n '$(REPOSITORY)' || { \
+		echo 'Say where the repository is: make release REPOSITORY=https://github.com/owner/sparkring' >&2; exit 1; }
+	@rm -rf build/release dist && mkdir -p build/release
+	@git archive HEAD | tar -x -C build/release
+	@$(BIN)/python docs/for_an_index.py build/release '$(REPOSITORY)'
+	@$(BIN)/python -m build --no-isolation --outdir dist build/release >$(VENV)/release.log 2>&1 || { tail -20 $(VENV)/release.log >&2; exit 1; }
 	@$(BIN)/python -m twine check --strict dist/*
 	@version=$$($(BIN)/python -c 'import sparkring; print(sparkring.__version__)'); \
 		awk -v version=$$version '/^## / { on = $$2 == version } on { print; any = 1 } END { exit !any }' CHANGELOG.md || { \

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.version import Version
 from versions import SETS
@@ -184,6 +185,32 @@ def test_the_wheel_has_what_users_need(distributions, tmp_path):
     if importlib.util.find_spec("twine"):
         twine = [sys.executable, "-m", "twine", "check", "--strict", distributions.sdist, distributions.wheel]
         subprocess.run(twine, capture_output=True, check=True)
+
+
+def test_the_readme_of_a_release_stands_alone(tmp_path):
+    """In a release, README's links and pictures lead to files in the repository, at the version's tag."""
+    for name in ("README.md", "setup.cfg", "extension/sparkring/__init__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    script = [sys.executable, ROOT / "docs/for_an_index.py", tmp_path]
+    refused = subprocess.run([*script, "owner/sparkring"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "REPOSITORY=owner/sparkring" in refused.stderr
+    subprocess.run([*script, "https://host/owner/sparkring"], check=True)
+
+    page = MarkdownIt("commonmark").render((tmp_path / "README.md").read_text(encoding="utf-8"))
+    targets = [target for target in re.findall(r'\b(?:href|src|srcset)="([^"#]+)', page) if "://host/" in target]
+    tag = f"v{sparkring.__version__}"
+    places = [re.fullmatch(rf"https://host/owner/sparkring/(blob|raw)/{tag}/(.+)", target) for target in targets]
+    assert len(places) > 30
+    assert all(place and (ROOT / place[2]).is_file() for place in places), targets
+    assert {place[2] for place in places if place[1] == "raw"} == {
+        f"docs/images/panel-{x}.png" for x in ("dark", "light")
+    }
+    assert not re.findall(r'\b(?:href|src|srcset)="(?!https://|#)[^"]+"', page)
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(tmp_path / "setup.cfg")
+    assert f"Changelog = https://host/owner/sparkring/blob/{tag}/CHANGELOG.md" in config["metadata"]["project_urls"]
 
 
 @pytest.mark.slow
