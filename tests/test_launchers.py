@@ -11,11 +11,15 @@ from fake_launcher import FakeLauncher
 from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.run import ForeachSpec
 from sparkring.engine.foreach.run import prepare as prepare_items
+from sparkring.engine.run import warm_gang
 from sparkring.engine.run.api import run_spec
+from sparkring.engine.run.gang_selection import gang_for
 from sparkring.engine.run.options import GangOptions, Options
 from sparkring.engine.run.spec import Call, RunSpec
+from sparkring.history.describe.run import facts
 from sparkring.launchers import PLACES, place_of, slots_table
 from sparkring.launchers.base import ItemRoom, Launcher, LaunchRequest, Place
+from sparkring.notebook.gang import parse
 
 
 class Threads(Place):
@@ -55,11 +59,27 @@ def test_the_sign_of_np_means_a_place() -> None:
         assert {asked.place.name for asked in options} == {place_of(np).name} == {name}
 
 
+def test_a_warm_gang_in_a_place_from_outside(threads: Place) -> None:
+    """A gang is found by the place of its ranks, not only by their number."""
+    wanted = GangOptions(2, "plain", 60.0, (), place_name="threads")
+    gang = warm_gang.start(wanted, print, print)
+    try:
+        assert gang.describe() == "warm gang of 2 ranks on threads of this process"
+        assert gang_for(Options(2, place_name="threads")) is gang
+        assert gang_for(Options(2)) is None
+        assert gang_for(Options(-2)) is None
+        assert parse("stop threads").where == "threads"
+        assert warm_gang.stop("spark") == []
+    finally:
+        assert warm_gang.stop("threads") == [gang]
+
+
 def test_a_place_from_outside(threads: Place) -> None:
     """A run, the requests of a pool and `%slots` use a new place as they use the others."""
     result = run_spec(RunSpec(Call(len, ("ab",)), Options(2, place_name="threads", quiet=True), "plain"))
     assert result.values == ["len: rank 0 of 2", "len: rank 1 of 2"]
     assert result.record.where == "threads"
+    assert facts(result.record)[0] == "2 ranks on threads"
     items = prepare_items(ForeachSpec(Call(len), ["a"], ForeachOptions(3, place_name="threads")))
     assert [(launch.place, launch.size, launch.at_once) for launch in items.launches] == [(threads, 1, 3)] * 3
     assert ("threads of this process", "8", "0", "") in slots_table()

@@ -351,7 +351,8 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
             return _exited(record, event)
         case events.StackTaken():
             return _with_rank(record, rank._replace(stack=event))
-    return record  # a TimelinePart, which is saved in a file, or an ItemMeasured, which is used for a plan
+        case events.TimelinePart() | events.ItemMeasured():  # the first is saved in a file, the second used for a plan
+            return record
 
 
 def _started(record: RunRecord, event: events.RunStarted) -> RunRecord:

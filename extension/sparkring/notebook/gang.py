@@ -53,7 +53,6 @@ _START = OptionsTable(
     Option("--env", type=assignment, metavar="K=V", action="append", help="an environment variable for the ranks"),
     Option("--gpus", type=count, metavar="K", help="number of GPUs for each rank; 0 hides all GPUs"),
 )
-_PLACES = ("local", "spark")
 # Starting a gang adds this name to the notebook's namespace, and %reset deletes it. So if the name is missing while a
 # gang is up, the user has run %reset.
 _MARK = "_sparkring_gang"
@@ -62,7 +61,7 @@ _MARK = "_sparkring_gang"
 class GangRequest(NamedTuple):
     """What the user asks `%gang` to do: `start` a gang, `stop` gangs, `show` the gangs, or show the `stacks` of ranks.
 
-    `where` says which gang to stop: "local" or "spark"; '' stops all gangs.
+    `where` is the name of the place whose gang to stop, such as "local" or "spark"; '' stops all gangs.
     """
 
     action: Literal["start", "stop", "show", "stacks"]
@@ -72,13 +71,15 @@ class GangRequest(NamedTuple):
 
 def parse(line: str) -> GangRequest:
     """Return what a `%gang` line asks for. Raise OptionsError if the line is not valid."""
+    from sparkring.launchers import PLACES
+
     words = split_line("%gang", line)
     match words:
         case ["start", *rest]:
             return GangRequest("start", _gang_options(rest))
         case ["stop"]:
             return GangRequest("stop")
-        case ["stop", where] if where in _PLACES:
+        case ["stop", where] if where in PLACES:
             return GangRequest("stop", where=where)
         case ["--stacks"]:
             return GangRequest("stacks")
@@ -100,13 +101,15 @@ def _gang_options(words: list[str]) -> GangOptions:
 
 def complete(line: str) -> list[str]:
     """Return what Tab offers at the end of a `%gang` line."""
+    from sparkring.launchers import PLACES
+
     words = line.split()
     current = "" if line[-1:].isspace() or not words else words.pop()
     match words:
         case ["start", *_]:
             return _START.complete(line.partition("start")[2])
         case ["stop"]:
-            return [place for place in _PLACES if place.startswith(current)]
+            return [place for place in PLACES if place.startswith(current)]
         case []:
             return [word for word in ("start", "stop", "--stacks") if word.startswith(current)]
     return []

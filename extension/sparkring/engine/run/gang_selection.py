@@ -25,7 +25,7 @@ def gang_for(options: Options) -> WarmGang | None:
     # the ranks have exited, but the ranks of a warm gang stay. A run in the background would keep the gang busy.
     if options.dry_run or options.data or options.survives or options.timeline or options.background:
         return None
-    gang = warm_gang.find(options.np, tell)
+    gang = warm_gang.find(options.np, tell, options.place)
     if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
         raise OptionsError(
             f"--gpus {options.gpus}: the ranks of the {gang.describe()} have a different number of GPUs. To change "
@@ -40,7 +40,7 @@ def latest_gang(magic: str) -> WarmGang:
     Raises OptionsError if no gang is free.
     """
     latest = warm_gang.latest()
-    gang = None if latest is None else warm_gang.find(latest.wanted.np, tell)
+    gang = None if latest is None else warm_gang.find(latest.wanted.np, tell, latest.wanted.place)
     if gang is None:
         raise OptionsError(
             f"{magic} needs a gang that is up and free: %gang start -n -4 starts one with four local ranks."

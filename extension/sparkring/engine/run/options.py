@@ -150,10 +150,11 @@ class GangOptions:
     idle_s: float
     env: tuple[tuple[str, str], ...]
     gpus: int | None = None
+    place_name: str = ""  # as in SharedOptions
 
     @property
     def place(self) -> Place:
         """Where the ranks run."""
         from sparkring.launchers import place_of
 
-        return place_of(self.np)
+        return place_of(self.np, self.place_name)

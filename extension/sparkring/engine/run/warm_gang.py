@@ -28,7 +28,7 @@ from sparkring.history import describe, events
 from sparkring.history.events import Event
 from sparkring.history.record import RunRecord, replay
 from sparkring.launchers import open_launcher, place_of
-from sparkring.launchers.base import LaunchRequest
+from sparkring.launchers.base import LaunchRequest, Place
 from sparkring.runtime.fair_lock import FairLock
 from sparkring.runtime.interrupts import Interrupts, held_back, interrupted
 
@@ -259,7 +259,7 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
 
     Raises LaunchError if the gang cannot be started, and OptionsError if this machine, or Spark, already has a gang.
     """
-    there = _at(wanted.np)
+    there = _at(wanted.place)
     if there is not None and not there.ended:
         raise OptionsError(f"a {there.describe()} is already up: %gang stop ends it.")
     size = abs(wanted.np)
@@ -306,22 +306,22 @@ def latest() -> WarmGang | None:
     return _gangs[-1] if _gangs else None
 
 
-def find(np: int, say: Tell) -> WarmGang | None:
+def find(np: int, say: Tell, place: Place | None = None) -> WarmGang | None:
     """Return the warm gang that has this `np`; None if there is no such gang, or if the gang is busy.
 
-    If the gang has been lost, start a new gang in its place and return the new gang.
+    `place` is where its ranks run, by default where `np` says. If the gang has been lost, start a new gang in its place and return the new gang.
     """
-    found = _at(np)
+    found = _at(place or place_of(np))
     if found is None or found.wanted.np != np or found.busy:
         return None
     if found.ended:
-        place = _gangs.index(found)
+        number = _gangs.index(found)
         try:
             fresh = start(found.wanted, say, found._tell)
         except LaunchError as error:
             raise LaunchError(f"{error} (%gang stop removes the {found.describe()}, which has ended.)") from error
         _gangs.remove(fresh)
-        _gangs.insert(place, fresh)  # the order does not change, because latest() depends on it
+        _gangs.insert(number, fresh)  # the order does not change, because latest() depends on it
         why = f"the previous one has ended, and the variables of its cells are lost: {found.ended}"
         fresh.news.append(f"a new gang: {why}")
         return fresh
@@ -334,7 +334,7 @@ def every() -> list[WarmGang]:
 
 
 def stop(place: str = "") -> list[WarmGang]:
-    """Stop the gangs at `place` ('local' or 'spark'; '' means both), and return the gangs that were stopped.
+    """Stop the gangs at the place with this name ('' means all places), and return the gangs that were stopped.
 
     If the user interrupts stop(), KeyboardInterrupt is raised only after the gangs have ended.
     """
@@ -359,5 +359,5 @@ def _stop(found: list[WarmGang]) -> None:
         raise interrupted("after the gang was stopped")
 
 
-def _at(np: int) -> WarmGang | None:
-    return next((gang for gang in _gangs if gang.wanted.place is place_of(np)), None)
+def _at(place: Place) -> WarmGang | None:
+    return next((gang for gang in _gangs if gang.wanted.place is place), None)

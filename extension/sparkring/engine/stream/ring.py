@@ -204,7 +204,7 @@ class Ring:
                 )
             )
         try:
-            gang = warm_gang.find(self._gang.wanted.np, recorder.notice)
+            gang = warm_gang.find(self._gang.wanted.np, recorder.notice, self._gang.wanted.place)
         except LaunchError as error:
             raise RingLost(Outcome("not started", str(error), error=error)) from error
         if gang is None:

@@ -12,6 +12,7 @@ from sparkring.history.record import LARGE_FILE_BYTES, QUICK_S, RunRecord
 from sparkring.runtime.kernel import in_notebook
 
 _RANKS_CHARACTERS = 40
+_PLACES = {"local": "this machine", "spark": "Spark"}  # a place from elsewhere is called by its name
 
 
 def states(record: RunRecord) -> dict[str, int]:
@@ -35,7 +36,7 @@ def facts(record: RunRecord) -> list[str]:
 
     The attempt is left out if it is the first. A warm gang is named, too.
     """
-    place = "on Spark" if record.where == "spark" else "on this machine"
+    place = f"on {_PLACES.get(record.where, record.where)}"
     if record.items is not None:
         ranks_each = record.items.ranks_each
         parts = [f"{record.items.at_once:,} at once {place}"]
