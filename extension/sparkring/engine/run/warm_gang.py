@@ -309,7 +309,8 @@ def latest() -> WarmGang | None:
 def find(np: int, say: Tell, place: Place | None = None) -> WarmGang | None:
     """Return the warm gang that has this `np`; None if there is no such gang, or if the gang is busy.
 
-    `place` is where its ranks run, by default where `np` says. If the gang has been lost, start a new gang in its place and return the new gang.
+    `place` is where its ranks run, by default where `np` says. If the gang has been lost, start a new gang in its place
+    and return the new gang.
     """
     found = _at(place or place_of(np))
     if found is None or found.wanted.np != np or found.busy:
