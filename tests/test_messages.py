@@ -7,10 +7,12 @@ import copy
 import json
 import logging
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -69,6 +71,7 @@ EXAMPLES: list[Message] = [
     messages.Run(messages.FunctionCall(), notebook=NOTEBOOK, checkpoints=HERE, parts=(b"call",)),
     messages.Run(messages.NextItem((SCRIPT,), 2**32 - 1, True), notebook=NOTEBOOK, checkpoints=HERE, parts=(b"item",)),
     messages.Run(messages.NextBatch(17), notebook=NOTEBOOK, checkpoints=HERE, parts=(b"batch",)),
+    messages.ModuleFiles(("features",), zlib.compress(pickle.dumps({"features.py": b"x = 1"}))),
     messages.Work(messages.CellCode("x + 1", (SCRIPT,)), False, {"A": "1"}, NOTEBOOK, (b"payload", b"b")),
     messages.Work(messages.FunctionCall(), False, {"A": "1"}, NOTEBOOK, (b"payload", b"b")),
     messages.Work(messages.StreamCode("x + 1", (SCRIPT,)), notebook=NOTEBOOK, parts=(b"payload", b"b")),

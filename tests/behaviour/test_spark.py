@@ -63,6 +63,19 @@ root, path = SparkFiles.getRootDirectory(), list(sys.path)
 sys.path.remove(root)
 found["a shipped module"] = run("import shipped\\nshipped.value", 2).values
 sys.path[:] = path
+import sparkring
+# Only this process finds the folder by this path, as if the ranks were on another machine.
+sys.path.insert(0, f"/proc/self/fd/{os.open(OWN, os.O_RDONLY)}")
+import own_module
+net = own_module.Net(3)
+names = {"net": net, "own_module": own_module}
+work = Cell("net(2), own_module.double(2), __import__('own_package.part').part.x", names)
+result = run_spec(RunSpec(work, Options(np=2), "plain", "test"), View())
+found["own modules"] = result.values
+captured = {name.name: [name.type_name, name.travels] for name in result.record.captured}
+found["own modules sent"] = [captured[name] for name in ("own_module.py", "own_package/")]
+found["own modules of items"] = sparkring.foreach(own_module.double, [1, 2], np=2, quiet=True).values
+sys.path.pop(0)
 session.stop()
 attempt("stopped", 1)
 
@@ -92,6 +105,19 @@ java = session.sparkContext._gateway.proc
 java.kill()
 java.wait()
 attempt("Java has ended", 2)
+"""
+OWN_MODULE = """
+import own_package.part
+
+def double(x):
+    return 2 * x
+
+class Net:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, x):
+        return self.weight * x
 """
 BARE = """
 OFFERED = '''
@@ -170,7 +196,11 @@ def attempts(cases, driver, tmp_path):
     if not cases:
         shipped = tmp_path / "shipped.py"
         shipped.write_text("value = 42\n")
-        given = f"OTHER, SHIPPED = {other_python(tmp_path)!r}, {str(shipped)!r}\n"
+        own = tmp_path / "own"
+        (own / "own_package").mkdir(parents=True)
+        (own / "own_package/part.py").write_text("x = 1\n")
+        (own / "own_module.py").write_text(OWN_MODULE)
+        given = f"OTHER, SHIPPED, OWN = {other_python(tmp_path)!r}, {str(shipped)!r}, {str(own)!r}\n"
         text = driver(CASES.format(cases=given + TRIED)).wait()
         assert "FOUND" in text, text
         cases.update(json.loads(text.rpartition("FOUND ")[2].splitlines()[0]))  # py4j may log more lines after it
@@ -348,3 +378,10 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
 def test_a_module_that_spark_ships_is_there_on_the_ranks(attempts):
     """Ranks can import the module even if they cannot see the driver's copy."""
     assert attempts["a shipped module"] == [42, 42]
+
+
+def test_own_modules_are_sent(attempts):
+    """Ranks and items use the notebook's own modules, which they cannot see, and the record says what was sent."""
+    assert attempts["own modules"] == [[6, 4, 1]] * 2
+    assert attempts["own modules sent"] == [["your module", "by value"]] * 2
+    assert attempts["own modules of items"] == [2, 4]

@@ -27,7 +27,7 @@ class Progress:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._last: dict[str, float] = config.cache.get(KEPT, {}) if config.cache else {}
+        self._last: dict[str, float] = config.cache.get(KEPT, {}) if hasattr(config, "cache") else {}
         self._expected: dict[str, float] = {}  # for each test that has not ended
         self._whole = 0.0
         self._took: dict[str, float] = {}

@@ -16,6 +16,7 @@ from sparkring.wire.messages import (
     CollectivesEnded,
     Done,
     Importing,
+    ModuleFiles,
     PackedValue,
     RankNews,
     Run,
@@ -37,7 +38,8 @@ class Request(NamedTuple):
     `timeline` says whether the framework should record a timeline. `restarts` is how often this run has been restarted
     so far, and `max_restarts` is the limit. If the request is for an item, `work` is what the ranks run; a gang sends
     `work` only once, before the first item. `parts` are the parts of `run` for each rank, if they differ. `uses` are
-    the names whose values the ranks need to load what is sent.
+    the names whose values the ranks need to load what is sent. `own_modules` are the user's modules, for ranks that
+    may not have them.
     """
 
     run: Run
@@ -51,6 +53,7 @@ class Request(NamedTuple):
     parts: Mapping[int, Buffers] = {}
     imports: tuple[str, ...] = ()
     uses: frozenset[str] = frozenset()
+    own_modules: ModuleFiles | None = None
 
     def code(self) -> Code:
         """Return the code that the ranks will run, without large buffers."""

@@ -68,6 +68,7 @@ class Gang:
         self._started = self._polled = time.monotonic()
         self._timeline_until = 0.0
         self._work: messages.Work | None = None  # the Work that was last sent to the ranks
+        self._modules: dict[int, messages.ModuleFiles] = {}  # by member, what was last sent to its rank
         self._leaving = False
         self._stopping = False
 
@@ -333,6 +334,9 @@ class Gang:
             self._work = request.work
         for rank in execution.ranks:
             member = self._members.member_of[rank]
+            if request.own_modules is not None and self._modules.get(member) != request.own_modules:
+                self._outbox.send(member, request.own_modules)
+                self._modules[member] = request.own_modules
             if request.timeline and framework.timeline is not None:
                 self._outbox.send(member, messages.RecordTimeline(framework.timeline.variable, wanted=rank == 0))
             pulled = rank == execution.ranks[0]

@@ -209,7 +209,7 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     from sparkring.engine.foreach.items import Targets
     from sparkring.engine.foreach.run import ForeachSpec
     from sparkring.engine.run.options import Options
-    from sparkring.engine.run.prepare import capture_cell
+    from sparkring.engine.run.prepare import sent_with
     from sparkring.engine.run.spec import Cell, RunSpec
     from sparkring.notebook.cell import depends_on_items, find_scripts, kept_parameters, python_source
     from sparkring.views.tables import show_captured
@@ -224,7 +224,7 @@ def _run(shell: Any, line: str, cell: str) -> Any:
         work = work._replace(scripts_of=lambda values: find_scripts(shell, source, names, values))
     if dry_run:
         spec = RunSpec(work, Options(push=options.push, dry_run=True), options.framework, bound=names)
-        show_captured(capture_cell(spec, work).table)
+        show_captured(sent_with(spec, work, options.place))
         return None
     items = evaluated("%%foreach", clause.items, clause.code, shell.user_ns)
     if options.plan and isinstance(items, Iterator) and not clause.makes_items:

@@ -279,7 +279,7 @@ def _run_cell(
     `line` is what follows the magic, or what follows `begins`: the magic and the ranks as the user has written them.
     """
     from sparkring.engine.run import api, gang_selection
-    from sparkring.engine.run.prepare import capture_cell
+    from sparkring.engine.run.prepare import sent_with
     from sparkring.engine.run.spec import Cell, RunSpec
     from sparkring.notebook.cell import ends_quietly, find_scripts, kept_parameters, python_source, title_of
     from sparkring.views.tables import show_captured
@@ -300,7 +300,7 @@ def _run_cell(
     notice = ". ".join(filter(None, [kept_parameters(scripts), _only_on_ranks(shell, source, options, gang)]))
     spec = RunSpec(work, options, framework, title, f"{begins} {line}\n{cell}", gang, ranks, frame=frame, notice=notice)
     if options.dry_run:
-        show_captured(capture_cell(spec, work).table)
+        show_captured(sent_with(spec, work, options.place))
         return None
     if not options.name:
         spec = spec._replace(title=_numbered(title))

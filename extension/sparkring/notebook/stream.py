@@ -186,7 +186,7 @@ def complete(line: str) -> list[str]:
 def _run(shell: Any, line: str, cell: str) -> Any:
     """`%%stream`: train on a stream in the background, or show what would be sent."""
     from sparkring.engine.run import gang_selection
-    from sparkring.engine.run.prepare import capture_cell
+    from sparkring.engine.run.prepare import sent_with
     from sparkring.engine.run.spec import Cell, RunSpec
     from sparkring.engine.stream.run import StreamSpec, start_stream
     from sparkring.notebook.cell import find_scripts, python_source
@@ -201,7 +201,7 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     gang = gang_selection.gang_with("%%stream", options.np)
     if dry_run:
         sent = RunSpec(work, options.of_run, gang.wanted.framework, gang=gang, bound=BOUND)
-        show_captured(capture_cell(sent, work).table)
+        show_captured(sent_with(sent, work, gang.wanted.place))
         return None
     stream = evaluated("%%stream", expression.written, expression.code, shell.user_ns)
     title = options.name or f"stream {expression.written}"

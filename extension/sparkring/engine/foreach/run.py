@@ -33,6 +33,7 @@ from sparkring.engine.run.prepare import (
     capture_cell,
     code_notices,
     needs_legacy_keras,
+    own_modules_for,
     refuse_lone,
     refuse_shared,
     run_started,
@@ -89,6 +90,7 @@ class PreparedItems(NamedTuple):
     items: Items
     work: messages.Work
     modules: frozenset[str]
+    own_modules: messages.ModuleFiles | None
     launches: list[LaunchRequest]
     started: events.RunStarted
     notices: tuple[str, ...] = ()
@@ -118,7 +120,9 @@ def prepare(spec: ForeachSpec) -> PreparedItems:
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
     title, code = options.name or spec.title or packed.title, packed.code if spec.code is None else spec.code
     size = (1 if options.plan else options.at_once) * options.np_each
-    started = run_started(options, title, code, size, options.framework, packed.captured)
+    modules = own_modules_for(options.place, spec.work)
+    captured = (*packed.captured, *modules.table)
+    started = run_started(options, title, code, size, options.framework, captured)
     kept = _kept(packed, options)
     total = packed.items.total
     if options.plan:
@@ -135,8 +139,18 @@ def prepare(spec: ForeachSpec) -> PreparedItems:
         notices += (unnoticed(packed.meaning.incomparable),)
     notices += (spec.notice,) if spec.notice else ()
     notices += tuple(preflight.notices(launches, options.framework))
-    work = _for_ranks(packed, options)
-    return PreparedItems(options, packed.items, work, packed.modules, launches, started, notices, kept, total)
+    return PreparedItems(
+        options,
+        packed.items,
+        _for_ranks(packed, options),
+        packed.modules,
+        modules.files,
+        launches,
+        started,
+        (*notices, *modules.notices),
+        kept,
+        total,
+    )
 
 
 def _for_ranks(packed: _PackedItems, options: ForeachOptions) -> messages.Work:
@@ -361,7 +375,8 @@ class ForeachRun:
         here = Here(run_id=record.run_id) if kept is None else kept.here(item.key, record)
         what = messages.NextItem(item.scripts, seed, prepared.options.plan)
         run = messages.Run(what, checkpoints=here, parts=item.parts)
-        return Request(run, prepared.options.framework, prepared.modules | item.modules, work=prepared.work)
+        request = Request(run, prepared.options.framework, prepared.modules | item.modules, work=prepared.work)
+        return request._replace(own_modules=prepared.own_modules)
 
     def _error(self, pool: Pool) -> BaseException | None:
         """Return the error to raise now that the pool has ended; None if all items have finished."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.capture import mount_paths, notebook_state, set_attributes
+from sparkring.capture import mount_paths, notebook_state, own_modules, set_attributes
 from sparkring.capture.calls import CALLED, check_call, name_of, names_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.capture.names import method_calls, names_read
@@ -28,10 +28,10 @@ from sparkring.frameworks import FRAMEWORKS
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events, run_store
 from sparkring.launchers import open_launcher
-from sparkring.launchers.base import LaunchRequest
+from sparkring.launchers.base import LaunchRequest, Place
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import locate, protocols, root_for_ranks
-from sparkring.wire.messages import Buffers, CellCode, FunctionCall, Run
+from sparkring.wire.messages import Buffers, CellCode, FunctionCall, ModuleFiles, Run
 
 if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
@@ -115,7 +115,10 @@ def prepare(spec: RunSpec) -> PreparedRun:
     if legacy:
         environment = {legacy_keras.VARIABLE: "1", **request.run.environment}
         request = request._replace(run=request.run._replace(environment=environment))
-    started = run_started(options, packed.title, packed.code, size, spec.framework, packed.captured)
+    modules = own_modules_for(options.place, spec.work)
+    request = request._replace(own_modules=modules.files)
+    captured = (*packed.captured, *modules.table)
+    started = run_started(options, packed.title, packed.code, size, spec.framework, captured)
     started = started._replace(logs=options.logs, ranks=tuple(spec.ranks), warm=spec.gang is not None)
     notices = (
         [f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks"] if takes_every_slot else []
@@ -125,7 +128,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     notices += [spec.notice] if spec.notice else []
     notices += spec.gang.held.notices if spec.gang is not None else []
     notices += [legacy_keras.NOTICE] if legacy else []
-    notices += code_notices(spec.work, request.sent, request.run.parts)
+    notices += [*code_notices(spec.work, request.sent, request.run.parts), *modules.notices]
     notices += [] if spec.gang is not None else preflight.notices([launch], spec.framework)
     return PreparedRun(
         options, request, launch, started, tuple(notices), directory, spec.gang, tuple(spec.ranks), packed.on_result
@@ -276,13 +279,51 @@ def code_notices(work: Cell | Call, names: Iterable[str], parts: Buffers) -> lis
     These are paths below /dbfs where there is no such mount, and attributes that the notebook has set in modules.
     `names` are the names whose values are sent, and `parts` contain these values.
     """
-    if isinstance(work, Cell):
-        sources, namespace = [work.source, *(script.source for script in work.scripts)], work.namespace
-    else:
-        sources, namespace = [source_of(work.function)], _main()
-    names = list(names)
+    sources, namespace, names = _sources(work), work.namespace if isinstance(work, Cell) else _main(), list(names)
     found = mount_paths.notices(sources, {name: namespace.get(name) for name in names}, bytes(parts[0]))
     return found + set_attributes.notices(sources, names, namespace)
+
+
+def _sources(work: Cell | Call) -> list[str]:
+    """Return the code of a cell and of its scripts, or of a function."""
+    if isinstance(work, Cell):
+        return [work.source, *(script.source for script in work.scripts)]
+    return [source_of(work.function)]
+
+
+class ModulesToSend(NamedTuple):
+    """The user's own modules: the message for the ranks, rows for the table of what is sent, and notices."""
+
+    files: ModuleFiles | None = None
+    table: tuple[events.CapturedName, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+def own_modules_for(place: Place, work: Cell | Call) -> ModulesToSend:
+    """Return the user's own modules that the notebook has imported, or that its cells and `work` import.
+
+    Ranks on this machine need none, because they import the notebook's files.
+    """
+    if place.here:
+        return ModulesToSend()
+    cells, sources = _main().get("In"), _sources(work)  # `In` is IPython's list of the cells that have run
+    modules = own_modules.own_modules([*sources, *(cell for cell in cells or () if isinstance(cell, str))])
+    rows = (
+        events.CapturedName(
+            module.title,
+            "your module",
+            None if module.problem else module.size_bytes,
+            "cannot" if module.problem else "by value",
+            module.problem or None,
+        )
+        for module in modules
+    )
+    return ModulesToSend(own_modules.packed(modules), tuple(rows), tuple(own_modules.problems(modules, sources)))
+
+
+def sent_with(spec: RunSpec, cell: Cell, place: Place) -> tuple[events.CapturedName, ...]:
+    """Return what --dry-run shows: what is sent to the ranks at `place`."""
+    return (*capture_cell(spec, cell).table, *own_modules_for(place, cell).table)
 
 
 def _taking_part(spec: RunSpec) -> Iterable[int]:

@@ -47,7 +47,8 @@ class RingLost(RingEnded):
 
 class StreamWork(NamedTuple):
     """What the ranks run: the cell as a Work, the packages that its values need, the names of the values that are sent
-    with it, the names that it needs from earlier cells, and the notebook's names of modules with these modules' names.
+    with it, the names that it needs from earlier cells, the notebook's names of modules with these modules' names, and
+    the user's own modules.
     """
 
     work: messages.Work
@@ -55,6 +56,7 @@ class StreamWork(NamedTuple):
     sent: tuple[str, ...]
     needed: frozenset[str]
     names: Mapping[str, str]
+    own_modules: messages.ModuleFiles | None = None
 
 
 class StreamRecorder(Recorder):
@@ -233,7 +235,7 @@ class Ring:
         run = messages.Run(messages.NextBatch(seed), checkpoints=self._here, parts=parts)
         framework = self._gang.wanted.framework
         request = Request(run, framework, work.modules, work.sent, work=work.work, parts=of_ranks)
-        return self._outcome(request).results.values
+        return self._outcome(request._replace(own_modules=work.own_modules)).results.values
 
     def _outcome(self, request: Request, ranks: tuple[int, ...] = ()) -> Outcome:
         ending = self._ending

@@ -25,6 +25,7 @@ from sparkring.engine.run.prepare import (
     capture_cell,
     check_directory,
     code_notices,
+    own_modules_for,
     run_started,
     used_by,
     uses_of,
@@ -153,17 +154,19 @@ def prepare(spec: StreamSpec) -> PreparedStream:
         )
     source = _source(spec, directory)
     source.check(_saved(directory))
+    own = own_modules_for(gang.wanted.place, cell)
     started = run_started(
-        options, spec.title, spec.code, gang.gang.size, gang.wanted.framework, captured.table
+        options, spec.title, spec.code, gang.gang.size, gang.wanted.framework, (*captured.table, *own.table)
     )._replace(warm=True)
     notices = [describe.large_value(name.name, name.size_bytes or 0) for name in captured.large]
     notices += [unnoticed(uses.incomparable)] if uses.incomparable else []
+    names = _module_names(cell.namespace)
     return PreparedStream(
         spec,
-        StreamWork(work, modules, tuple(captured.sent), frozenset(needed), _module_names(cell.namespace)),
+        StreamWork(work, modules, tuple(captured.sent), frozenset(needed), names, own.files),
         source,
         started,
-        (*notices, *gang.held.notices, *code_notices(cell, captured.sent, work.parts)),
+        (*notices, *gang.held.notices, *code_notices(cell, captured.sent, work.parts), *own.notices),
         directory,
     )
 

@@ -59,6 +59,7 @@ from sparkring.wire.messages.orders import Handler as Handler
 from sparkring.wire.messages.orders import Interrupt as Interrupt
 from sparkring.wire.messages.orders import Leave as Leave
 from sparkring.wire.messages.orders import Logger as Logger
+from sparkring.wire.messages.orders import ModuleFiles as ModuleFiles
 from sparkring.wire.messages.orders import NextBatch as NextBatch
 from sparkring.wire.messages.orders import NextItem as NextItem
 from sparkring.wire.messages.orders import NotebookState as NotebookState
@@ -99,7 +100,8 @@ from sparkring.wire.messages.run_reports import Piece as Piece
 from sparkring.wire.messages.run_reports import UserMessage as UserMessage
 
 MemberOrder = Stop | Interrupt | GiveBack | TakeStack | RecordTimeline | EnterWorld  # what members carry out
-PassedOn = Work | Run | Answer | Release | EndItem | Leave  # the driver's orders to ranks, which members pass on
+# The driver's orders to ranks, which members pass on.
+PassedOn = ModuleFiles | Work | Run | Answer | Release | EndItem | Leave
 RankOrder = PassedOn | EnterWorld | SetEnvironment
 MemberReport = Hello | Beat | Output | GpuUsed | GpuTrouble | RankUsed | Stack | GivenBack | TimelinePart | Exited
 # What a rank reports while it is running a request.

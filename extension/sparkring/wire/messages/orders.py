@@ -122,6 +122,16 @@ class Script(NamedTuple):
         return "\n".join(source for _, source in self.parts)
 
 
+class ModuleFiles(NamedTuple):
+    """The user's own modules, which ranks on other machines write to a folder unless they find the same files.
+
+    names: the modules. files: a compressed pickle of a dict from relative paths to the contents of files.
+    """
+
+    names: tuple[str, ...]
+    files: bytes
+
+
 class CellCode(NamedTuple):
     """A cell. The values that it reads are packed in the message's `parts`."""
 

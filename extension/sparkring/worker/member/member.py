@@ -475,7 +475,7 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
     from sparkring.worker.rank.leaving import leave
     from sparkring.worker.rank.rank import Rank
 
-    sys.exit(leave(Rank(theirs, stack_w, ticket.context, ticket.rows).serve()))
+    sys.exit(leave(Rank(theirs, stack_w, ticket.context, ticket.rows, ticket.cleanup).serve()))
 
 
 def main(ticket: Ticket, driver: int | None = None) -> None:

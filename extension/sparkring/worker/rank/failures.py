@@ -200,7 +200,7 @@ def _advice(error: BaseException) -> str:
             return f"Install it for this rank's Python: {packages.command(package)}."
         return (
             f"`{package}` is not installed for this rank's Python. If it is a module of your own, put it in the "
-            "notebook's folder or on sys.path, or add it with spark.sparkContext.addPyFile()."
+            "notebook's folder or on sys.path: it is then sent to the ranks."
         )
     if type(error).__name__ == "DataLossError" and "corrupted record" in str(error):
         return (

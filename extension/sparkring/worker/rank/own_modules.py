@@ -1,8 +1,4 @@
-"""Finds the user's own modules whose files have changed since a rank of a warm gang imported them.
-
-The rank keeps the old module, while `%autoreload` gives the notebook the new one. Without a message, the user would not
-notice that a cell does something different on the ranks than in the notebook.
-"""
+"""Finds the user's own modules that a rank has imported, and loads those again whose files have changed since."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from sparkring.worker.rank.imports import is_installed_file
+from sparkring.worker.rank.reloading import reload
 
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _MOST = 300  # at most this many modules are watched, since each of them needs a system call in every cell
@@ -30,19 +27,20 @@ class OwnModules:
         self._seen: set[str] = set()
         self._watched: dict[str, _Watched] = {}
 
-    def changed(self, since: float) -> list[str]:
-        """Return the paths of the files that have changed since the previous call.
+    def reload_changed(self, since: float) -> list[str]:
+        """Load modules again if their files have changed since the previous call, and return the names.
 
         For a module that was imported or reloaded after the previous call, look for changes after `since`, a time at
-        which the module was already loaded.
+        which the module was already loaded. If a module raises an error, the next call tries it again.
         """
         for name in sys.modules.keys() - self._seen:
             self._seen.add(name)
             spec = _spec(name)
             if spec is not None and _is_own(spec) and len(self._watched) < _MOST:
                 self._watched[name] = _Watched(spec, since)
-        found = []
-        for name, (old, last) in self._watched.items():
+        names = []
+        # A module is imported after those that imported it first, and loaded again before them.
+        for name, (old, last) in reversed(list(self._watched.items())):
             spec = _spec(name)
             if spec is None or spec.origin is None:
                 continue
@@ -53,9 +51,10 @@ class OwnModules:
             if spec is not old:  # the module was reloaded after the previous call
                 last = since
             if now > last:
-                found.append(spec.origin)
+                reload(sys.modules[name])
+                names.append(name)
             self._watched[name] = _Watched(spec, max(now, last))
-        return found
+        return names
 
 
 def own_modules() -> list[ModuleType]:

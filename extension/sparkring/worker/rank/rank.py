@@ -50,8 +50,11 @@ from sparkring.worker.rank.own_modules import OwnModules
 if TYPE_CHECKING:
     from sparkring.worker.rank.batches import BatchWork
     from sparkring.worker.rank.items import ItemWork
+    from sparkring.worker.rank.sent_modules import SentModules
 
-QueuedOrder = messages.Work | messages.Run | messages.EnterWorld | messages.SetEnvironment | messages.Leave
+QueuedOrder = (
+    messages.ModuleFiles | messages.Work | messages.Run | messages.EnterWorld | messages.SetEnvironment | messages.Leave
+)
 FLUSH_EVERY_S = 0.1
 _FSDP = "torch.distributed.fsdp"
 
@@ -60,11 +63,12 @@ class Rank:
     """Runs one request after another, and reports how each has ended.
 
     `home` is the connection to the member, which reads the rank's stack from `stack_fd`. `context` and `rows` are the
-    fields of the Ticket.
+    fields of the Ticket, and `folder` is its `cleanup`.
     """
 
-    def __init__(self, home: Connection, stack_fd: int, context: str, rows: int) -> None:
+    def __init__(self, home: Connection, stack_fd: int, context: str, rows: int, folder: str) -> None:
         self.home = home
+        self.folder = folder
         self.rows = rows
         self.pid = os.getpid()
         # With the default threshold of 700 new objects, garbage collection would account for a fifth of the time that
@@ -79,6 +83,7 @@ class Rank:
         self.began = 0.0  # when the request began
         self.ended = 0.0  # when the code of the previous request ended, in seconds since the epoch
         self.own_modules = OwnModules()
+        self.sent_modules: SentModules | None = None
         self.preloads = preloads.Preloads()
         self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
         self.stream: BatchWork | None = None  # if a stream uses the rank: what it runs for each micro-batch
@@ -153,6 +158,8 @@ class Rank:
         """Run requests until a Leave message arrives, then return the exit code."""
         while True:
             match order := self.orders.get():
+                case messages.ModuleFiles():
+                    self.take_modules(order)
                 case messages.Work():
                     self.take_work(order)
                 case messages.Run():
@@ -166,6 +173,13 @@ class Rank:
                     return 0
                 case _:
                     messages.never(order)
+
+    def take_modules(self, order: messages.ModuleFiles) -> None:
+        if self.sent_modules is None:
+            from sparkring.worker.rank.sent_modules import SentModules  # only ranks on other machines need it
+
+            self.sent_modules = SentModules(self.folder)
+        self.sent_modules.take(order)
 
     def take_work(self, order: messages.Work) -> None:
         """Prepare for items or micro-batches. Their modules are not imported at the top, since few ranks need them."""
@@ -218,7 +232,7 @@ class Rank:
         else:
             number = self.cells = self.cells + 1
         try:
-            self.prepare(request, getattr(code, "source", ""))
+            self.prepare(request)
             try:
                 # Set the handler for each request, since the previous cell may have set a handler of its own.
                 signal.signal(signal.SIGINT, self.interrupt)
@@ -274,12 +288,14 @@ class Rank:
             raise KeyboardInterrupt
         self.tell(messages.Importing())
 
-    def prepare(self, request: messages.Run, source: str) -> None:
-        """Set up checkpoints, displays, the notebook's state, the environment and autolog for a request."""
+    def prepare(self, request: messages.Run) -> None:
+        """Set up checkpoints, displays, the notebook's state, modules, the environment and autolog for a request."""
         resume_point.enter(request.checkpoints)
         displays.begin()
         shell.begin(raises=request.notebook.raises)
         self.notebook.apply(request.notebook)
+        if self.sent_modules is not None:
+            self.sent_modules.install()
         os.environ.setdefault("OMP_NUM_THREADS", self.threads)  # again: the notebook may have set and deleted it
         os.environ.update({**request.environment, **self.environment})
         for name, value in request.defaults.items():
@@ -288,12 +304,9 @@ class Rank:
         displays.draw_figures()
         keras_hooks.report_fits(request.autolog)
         mlflow_autolog.turn_on(request.notebook.autologging)
-        if self.ended and self.work is None and "reload(" not in source:
-            for path in self.own_modules.changed(self.ended):
-                _print(
-                    f"sparkring: {path} has changed since this rank imported it. The rank still has the old module: "
-                    "start a new gang, or call importlib.reload() in a cell on the ranks.\n"
-                )
+        if self.ended and self.work is None:
+            for name in self.own_modules.reload_changed(self.ended):
+                _print(f"sparkring: the module `{name}` has changed, so this rank has loaded it again.\n")
 
     def news(self) -> messages.RankNews:
         memory_bytes = 0 if self.work is None else self.work.end()
