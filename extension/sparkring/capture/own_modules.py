@@ -16,7 +16,7 @@ import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sparkring.capture.syntax import parsed
 from sparkring.wire.messages import ModuleFiles
@@ -27,6 +27,8 @@ _OTHERS = ("__main__", "sparkring", "pyspark", "py4j", "cloudpickle", "dbruntime
 
 # What has been sent is sent again with later cells, also if only the ranks have imported it.
 _used: set[str] = set()
+# Modules that the notebook has imported, but that the user has not written: a notebook has thousands of them.
+_others: dict[str, Any] = {}
 
 
 class OwnModule(NamedTuple):
@@ -52,7 +54,7 @@ class OwnModule(NamedTuple):
 def own_modules(sources: Iterable[str] = ()) -> list[OwnModule]:
     """Return the user's modules that the notebook has imported, those that `sources` import, and what these import."""
     _used.update(name for source in sources for name in _imported(source))
-    waiting = [*_used, *(name for name in list(sys.modules) if "." not in name)]
+    waiting = [*_used, *(name for name, module in sys.modules.copy().items() if _others.get(name) is not module)]
     modules: dict[str, OwnModule] = {}
     seen: set[str] = set()
     while waiting:
@@ -60,8 +62,10 @@ def own_modules(sources: Iterable[str] = ()) -> list[OwnModule]:
         if name in seen:
             continue
         seen.add(name)
-        module = _own(name)
-        if module is not None:
+        module = None if "." in name else _own(name)
+        if module is None:
+            _others[name] = sys.modules.get(name)
+        else:
             modules[name] = module
             if not module.problem:
                 waiting += (other for path in _paths(module) for other in _imports_of(path, os.stat(path).st_mtime_ns))
