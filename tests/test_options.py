@@ -12,7 +12,7 @@ import pytest
 import sparkring
 from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.run import api, gang_selection
-from sparkring.engine.run.options import LOGS, GangOptions, Options
+from sparkring.engine.run.options import GangOptions, Options
 from sparkring.engine.run.prepare import capture_cell
 from sparkring.engine.run.spec import Cell, RunSpec
 from sparkring.errors import OptionsError
@@ -189,7 +189,7 @@ def test_bad_logs_lines(line):
     [
         (" --p", {"--push", "--pull"}, {"--env", "-n"}),
         (" ", {"-n", "--np", "--timeout", "--gpus", "--logs"}, set()),
-        (" --logs ", set(LOGS), {"--pull"}),
+        (" --logs ", {"all", "rank0", "callbacks"}, {"--pull"}),
         (" --logs r", {"rank0"}, {"all"}),
         (" -n -2 --", {"--timeout"}, {"--np", "-n"}),
         (" -np -2 -", {"--timeout"}, {"--np", "-n"}),
@@ -403,7 +403,7 @@ def test_gang_completions(line, expected):
 def test_foreach_lines(line, targets, items, expected, monkeypatch):
     """The clause has Python's syntax. After a whole clause, options begin at the first word that can be one."""
     monkeypatch.setattr("sparkring.launchers.local.limits.cores", lambda: 3)
-    clause, options, _ = foreach.parse(line)
+    clause, options = foreach.parse(line)
     assert (clause.targets, clause.items) == (targets, items)
     assert options == expected
 

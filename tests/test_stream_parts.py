@@ -52,13 +52,12 @@ from sparkring.wire.messages import CellCode, Run
 
 def test_the_line_of_the_magic() -> None:
     """Everything before the options is Python, even with a minus sign or a space in it."""
-    expression, options, dry_run = stream.parse(
+    expression, options = stream.parse(
         " watch('in/*.parquet', every_s=-1 + 2) --trigger 0.5 --state model,w --state n --checkpoint-dir x", -2
     )
     assert expression.written == "watch('in/*.parquet', every_s=-1 + 2)"
     assert (options.np, options.trigger_s, options.state, options.max_restarts) == (-2, 0.5, ("model", "w", "n"), 3)
-    assert not dry_run
-    assert stream.parse("df -n 4 --by store --dry-run", -2)[1:] == (stream.StreamOptions(np=4, by=("store",)), True)
+    assert stream.parse("df -n 4 --by store --dry-run", -2)[1] == StreamOptions(np=4, by=("store",), dry_run=True)
     for line, said in {
         "": "begins with a streaming DataFrame or an iterable",
         "a b": "begins with a streaming DataFrame",

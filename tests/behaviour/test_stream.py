@@ -217,9 +217,9 @@ def test_a_rank_that_dies_between_two_batches(two: WarmRing) -> None:
 def test_a_stream_that_prints_nothing_is_not_a_stall(two: WarmRing) -> None:
     """The ranks are asked where they are only if one micro-batch takes long, not if the stream is silent for long."""
     stream(two, batches(1), "pass").result()  # the first batch takes long, because the ranks import what reads it
-    done = stream(two, batches(20), f"import time; time.sleep({0.1 * PACE} * rank)", stall_s=PACE).result()
+    done = stream(two, batches(20), f"import time; time.sleep({0.1 * PACE} * rank)", stall_after_s=PACE).result()
     assert "StackTaken" not in (Path(done.record.log_folder) / "events.jsonl").read_text()
-    long = stream(two, batches(1), "import time; time.sleep(1.5 * rank)", stall_s=0.4).result()
+    long = stream(two, batches(1), "import time; time.sleep(1.5 * rank)", stall_after_s=0.4).result()
     assert "StackTaken" in (Path(long.record.log_folder) / "events.jsonl").read_text()
 
 

@@ -594,7 +594,7 @@ def test_a_stall_is_told(shared_gang):
     shared_gang.cell("\n\n\nimport time\ndef wait():\n    time.sleep(600)")
     interrupt_when(shared_gang, lambda record: any("silent for" in notice.text for notice in record.notices))
     with pytest.raises(KeyboardInterrupt):
-        shared_gang.cell("if rank != 2:\n    wait()", stall_s=1.0)
+        shared_gang.cell("if rank != 2:\n    wait()", stall_after_s=1.0)
     shared_gang.view.on_refresh = lambda record: None
     (notice,) = shared_gang.view.record.notices
     assert re.search(r"rank 2 finished; ranks 0, 1 wait at cell line 3: `wait\(\)`", notice.text)
@@ -620,7 +620,7 @@ def test_a_stall_is_told_again_once_a_rank_was_heard_in_between(shared_gang):
 
     interrupt_when(shared_gang, twice)
     with pytest.raises(KeyboardInterrupt):
-        shared_gang.cell(cell, stall_s=1.0, timeout_s=DEADLINE_S)
+        shared_gang.cell(cell, stall_after_s=1.0, timeout_s=DEADLINE_S)
     shared_gang.view.on_refresh = lambda record: None
 
 
@@ -630,7 +630,7 @@ def test_ranks_that_wait_in_different_collectives_of_one_line_are_a_stall(pair):
     pair.cell("import horovod.tensorflow as hvd, tensorflow as tf\nhvd.init()", framework="horovod")
     interrupt_when(pair, lambda record: bool(record.notices))
     with pytest.raises(KeyboardInterrupt):
-        pair.cell("(hvd.allreduce if rank else hvd.allgather)(tf.ones(3))", framework="horovod", stall_s=1.0)
+        pair.cell("(hvd.allreduce if rank else hvd.allgather)(tf.ones(3))", framework="horovod", stall_after_s=1.0)
     record = pair.view.record
     (notice,) = record.notices
     assert re.search(r"rank 0 waits in allgather, cell line 2.*; rank 1 waits in allreduce, cell line 2", notice.text)
@@ -652,7 +652,7 @@ def test_ranks_that_all_work_at_one_place_are_no_stall(local_gang, tmp_path):
         time.sleep(60)
     """
     with pytest.raises(RunTimeout):
-        local_gang.cell(cell, stall_s=0.5, timeout_s=3)
+        local_gang.cell(cell, stall_after_s=0.5, timeout_s=3)
     assert not local_gang.view.record.notices
 
 
@@ -880,7 +880,7 @@ def test_a_frozen_rank_is_named(local_gang, monkeypatch):
     assert "frozen" in record.ranks[1].stack.state
     interrupt_when(local_gang, lambda record: any("rank 1 is frozen" in notice.text for notice in record.notices))
     with pytest.raises(KeyboardInterrupt, match="rank 1 did not respond"):
-        local_gang.cell(FOREVER, stall_s=1.0)
+        local_gang.cell(FOREVER, stall_after_s=1.0)
     local_gang.view.on_refresh = lambda record: None
     local_gang.cell("1")
     freeze(local_gang.pids()[1])

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import dataclasses
+from typing import Any
 
-from sparkring.notebook.option_types import assignment, variables
+from sparkring.engine.run.option_types import flag_of, variables
 from sparkring.notebook.options_table import Option
 
-PUSH = Option(
-    "--push",
-    type=variables,
-    metavar="NAME,…",
-    action="append",
-    help="notebook variables to send, even if the cell does not name them",
-)
-ENV = Option(
-    "--env",
-    type=assignment,
-    metavar="K=V",
-    action="append",
-    help="an environment variable for the ranks; may be repeated",
-)
-AUTOLOG = Option(
-    "--no-autolog", action="store_false", dest="autolog", help="do not automatically report the metrics of Keras' fit()"
-)
-NAME = Option("--name", default="", metavar="NAME", help="the name of the run in %runs")
-DRY_RUN = Option("--dry-run", action="store_true", help="show what would be sent to the ranks, and start nothing")
-QUIET = Option("--quiet", action="store_true", help="show only errors")
-NOTIFY = Option(
-    "--notify", action="store_true", help="let the browser show a notification if the run ends while you look elsewhere"
-)
+
+def rows_of(options: type, names: str) -> tuple[Option, ...]:
+    """Return the rows of a magic's table for the fields with these names of a class of options."""
+    by_name = {field.name: field for field in dataclasses.fields(options)}
+    return tuple(_row(by_name[name]) for name in names.split())
+
+
+def _row(field: dataclasses.Field[Any]) -> Option:
+    flag, about = flag_of(field.name), field.metadata
+    settings: dict[str, Any] = {"help": about["help"], "dest": field.name, "default": argparse.SUPPRESS}
+    if isinstance(field.default, bool):
+        flag = flag.replace("--", "--no-") if field.default else flag
+        settings["action"] = "store_false" if field.default else "store_true"
+    elif about["choices"]:
+        settings["choices"] = about["choices"]
+    else:
+        settings |= {"type": about["read"], "metavar": about["value"]}
+    if isinstance(field.default, tuple):
+        settings["action"] = "extend" if about["read"] is variables else "append"
+    return Option(*(["-n"] if flag == "--np" else []), flag, **settings)
+
 
 # Options of horovodrun, mpirun and torchrun, which users type out of habit, and what there is instead.
 _PLACES = "-n -4 for processes on this machine, -n 4 for Spark tasks"
@@ -66,8 +66,3 @@ _INSTEAD = (
     ("-m --module --no-python", "The ranks run the cell: use %run script.py, or %run -m module, in the cell."),
 )
 FOREIGN = {flag: sentence for flags, sentence in _INSTEAD for flag in flags.split()}
-
-
-def flattened(groups: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
-    """Return the names from all uses of an option that may be repeated. Each name is returned once."""
-    return tuple(dict.fromkeys(name for group in groups or () for name in group))

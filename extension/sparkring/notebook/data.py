@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from sparkring.engine.run.option_types import columns, number_of_ranks, positive_count
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.option_types import columns, number_of_ranks, positive_count
 from sparkring.notebook.options_table import Option, OptionsTable
 from sparkring.notebook.sources import suggest_sources, value_of
 

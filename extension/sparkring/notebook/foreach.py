@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sparkring.engine.foreach.options import ForeachOptions, checked_foreach
 from sparkring.errors import OptionsError
-from sparkring.frameworks import FRAMEWORKS
-from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
+from sparkring.notebook.cell_options import rows_of
 from sparkring.notebook.expressions import complete_expression, evaluated, split_options
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.option_types import count, number_of_gpus, number_of_ranks, positive_count, seconds
 from sparkring.notebook.options_table import Option, OptionsTable
 
 _HELP = """Run the cell for each item. The items are independent of each other, and several run at once.
@@ -67,66 +66,15 @@ Options:
 {options}
 """
 
-_FRAMEWORKS = tuple(name for name, framework in FRAMEWORKS.items() if not framework.in_task and name != "plain")
-
+_NAMES = (
+    "fresh_after checkpoint_dir fresh keep_results np_each framework gpus seed push env autolog name plan background"
+    " notify dry_run quiet"
+)
 TABLE = OptionsTable(
     "%%foreach",
-    Option(
-        "-n",
-        "--np",
-        type=number_of_ranks,
-        metavar="K",
-        help="run at most K items at once: -K in processes on this machine, K in Spark tasks; default: as many on this "
-        "machine as its cores (and its GPUs, with --gpus) allow",
-    ),
-    Option(
-        "--retries",
-        type=count,
-        metavar="R",
-        help="try a failed item again, at most R times; default: once if its process died, never after an exception",
-    ),
-    Option(
-        "--timeout-each",
-        type=seconds,
-        metavar="S",
-        dest="timeout_each_s",
-        help="end an item that takes longer than S seconds; the item counts as failed",
-    ),
-    Option("--fail-fast", action="store_true", help="end the run when an item has failed"),
+    *rows_of(ForeachOptions, "np retries timeout_each_s fail_fast"),
     Option("--fresh-process", action="store_true", help="start a process for each item"),
-    Option("--fresh-after", type=positive_count, metavar="N", help="replace a process after N items"),
-    Option(
-        "--checkpoint-dir",
-        default="",
-        metavar="PATH",
-        help="keep the items' results in PATH (dbfs: or any URL); items with a result there do not run again",
-    ),
-    Option("--fresh", action="store_true", help="run all items, even those with a result in --checkpoint-dir"),
-    Option(
-        "--keep-results",
-        action="store_true",
-        help="use the results in --checkpoint-dir even if the code has changed since they were kept",
-    ),
-    Option("--np-each", type=positive_count, default=1, metavar="R", help="run each item on R ranks"),
-    Option(
-        "--framework", choices=_FRAMEWORKS, default="plain", help="the framework that connects the ranks of an item"
-    ),
-    Option(
-        "--gpus",
-        type=number_of_gpus,
-        metavar="G",
-        help="number of GPUs for each rank; with 0.5, two items share a GPU; 0 hides all GPUs",
-    ),
-    Option("--seed", type=count, default=0, metavar="N", help="a seed for the items' random numbers; default: 0"),
-    PUSH,
-    ENV,
-    AUTOLOG,
-    NAME,
-    Option("--plan", action="store_true", help="run only the first item, and say how many items fit at once"),
-    Option("--background", action="store_true", help="return a BackgroundRun at once, so that the notebook is free"),
-    NOTIFY,
-    DRY_RUN,
-    QUIET,
+    *rows_of(ForeachOptions, _NAMES),
 )
 
 
@@ -177,8 +125,8 @@ def _text(source: str, node: ast.expr) -> str:
     return ast.get_source_segment(source, node) or ast.unparse(node)
 
 
-def parse(line: str, fill_in: Callable[[str], str] = lambda options: options) -> tuple[Clause, ForeachOptions, bool]:
-    """Return the clause and the options of a `%%foreach` line, and whether it is a dry run.
+def parse(line: str, fill_in: Callable[[str], str] = lambda options: options) -> tuple[Clause, ForeachOptions]:
+    """Return the clause and the options of a `%%foreach` line.
 
     Raise OptionsError if the line is not valid. `fill_in` replaces `{name}` and `$name` in the options, as IPython does
     for other magics. The clause stays as it is, because the clause is Python.
@@ -187,15 +135,14 @@ def parse(line: str, fill_in: Callable[[str], str] = lambda options: options) ->
 
     clause, rest = split(line)
     given = TABLE.parse(fill_in(rest))
-    if given["fresh_process"] and given["fresh_after"]:
-        raise OptionsError("%%foreach: --fresh-process means --fresh-after 1: choose one.")
-    fresh_after = 1 if given.pop("fresh_process") else given["fresh_after"]
-    dry_run = given.pop("dry_run")
-    env = tuple(given["env"] or ())
-    if given["np"] is None:
-        given["np"] = -default_at_once(given["np_each"], given["gpus"], dict(env))
-    options = ForeachOptions(**given | {"fresh_after": fresh_after, "push": flattened(given["push"]), "env": env})
-    return clause, checked_foreach("%%foreach", options), dry_run
+    if given.pop("fresh_process"):
+        if "fresh_after" in given:
+            raise OptionsError("%%foreach: --fresh-process means --fresh-after 1: choose one.")
+        given["fresh_after"] = 1
+    options = ForeachOptions(**given)
+    if "np" not in given:
+        options = replace(options, np=-default_at_once(options.np_each, options.gpus, dict(options.env)))
+    return clause, checked_foreach("%%foreach", options)
 
 
 def complete(line: str) -> list[str]:
@@ -215,14 +162,14 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     from sparkring.views.tables import show_captured
     from sparkring.worker.rank.expand import expand
 
-    clause, options, dry_run = parse(line, lambda text: expand(text, shell.user_ns))
+    clause, options = parse(line, lambda text: expand(text, shell.user_ns))
     source, targets = python_source(shell, "foreach", cell), Targets(clause.targets)
     names = targets.names
     scripts = find_scripts(shell, source, names)
     work = Cell(source, shell.user_ns, scripts)
     if depends_on_items(source, names):
         work = work._replace(scripts_of=lambda values: find_scripts(shell, source, names, values))
-    if dry_run:
+    if options.dry_run:
         spec = RunSpec(work, Options(push=options.push, dry_run=True), options.framework, bound=names)
         show_captured(sent_with(spec, work, options.place))
         return None

@@ -9,10 +9,9 @@ from IPython.core.getipython import get_ipython
 
 from sparkring.engine.run.options import GangOptions
 from sparkring.errors import OptionsError
-from sparkring.frameworks import FRAMEWORKS
+from sparkring.notebook.cell_options import rows_of
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.option_types import assignment, count, minutes, number_of_ranks
-from sparkring.notebook.options_table import Option, OptionsTable, split_line
+from sparkring.notebook.options_table import OptionsTable, split_line
 from sparkring.runtime.kernel import tell
 
 if TYPE_CHECKING:
@@ -36,23 +35,7 @@ Options of `%gang start`:
 """
 _SLOTS_HELP = "Show where ranks can run: the machine's cores and GPUs, and Spark's task slots, with what occupies them."
 
-_START = OptionsTable(
-    "%gang start",
-    Option(
-        "-n", "--np", type=number_of_ranks, metavar="NP", help="-4: processes on this machine; 4: Spark barrier tasks"
-    ),
-    Option(
-        "--framework",
-        choices=[name for name, framework in FRAMEWORKS.items() if framework.by_node],
-        default="horovod",
-        help="the framework for %%ranks cells (default: horovod); other magics use their own",
-    ),
-    Option(
-        "--idle", type=minutes, metavar="MIN", default=60.0, help="stop after MIN minutes without a cell (default: 60)"
-    ),
-    Option("--env", type=assignment, metavar="K=V", action="append", help="an environment variable for the ranks"),
-    Option("--gpus", type=count, metavar="K", help="number of GPUs for each rank; 0 hides all GPUs"),
-)
+_START = OptionsTable("%gang start", *rows_of(GangOptions, "np framework idle_s env gpus"))
 # Starting a gang adds this name to the notebook's namespace, and %reset deletes it. So if the name is missing while a
 # gang is up, the user has run %reset.
 _MARK = "_sparkring_gang"
@@ -92,11 +75,10 @@ def parse(line: str) -> GangRequest:
 
 
 def _gang_options(words: list[str]) -> GangOptions:
-    given = _START.parse_words(words)
-    if not given["np"]:
+    options = GangOptions(**_START.parse_words(words))
+    if not options.np:
         raise OptionsError("%gang start needs a number of ranks: -n -4 for processes here, -n 4 for Spark tasks.")
-    idle_s = 60 * given["idle"]
-    return GangOptions(given["np"], given["framework"], idle_s, tuple(given["env"] or ()), given["gpus"])
+    return options
 
 
 def complete(line: str) -> list[str]:

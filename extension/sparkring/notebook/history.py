@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkring.engine.run.option_types import age, count
 from sparkring.errors import OptionsError
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.option_types import age, count
 from sparkring.notebook.options_table import Option, OptionsTable
 
 if TYPE_CHECKING:

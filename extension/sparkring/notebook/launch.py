@@ -9,13 +9,13 @@ import re
 import textwrap
 from typing import Any
 
-from sparkring.engine.run.options import LOGS, Options, checked, restarts
+from sparkring.engine.run.option_types import number_of_ranks
+from sparkring.engine.run.options import Options, checked, restarts
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, FOREIGN, NAME, NOTIFY, PUSH, QUIET, flattened
+from sparkring.notebook.cell_options import FOREIGN, rows_of
 from sparkring.notebook.expressions import evaluated, split_options, variables_like
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds, variables
 from sparkring.notebook.options_table import Option, OptionsTable
 
 _HELP = """Run the cell on {what}.
@@ -52,88 +52,9 @@ notebook. %%ranks takes the options of %%horovod, except those that need new ran
 --checkpoint-dir.
 """
 
-_RANKS = Option(
-    "-n",
-    "--np",
-    type=number_of_ranks,
-    metavar="NP",
-    help="-2: two processes on this machine; 2: two Spark barrier tasks; default: the warm gang, or -1 without a gang",
-)
-_OPTIONS = (
-    Option(
-        "--timeout",
-        type=seconds,
-        metavar="S",
-        dest="timeout_s",
-        help="end the run after S seconds, and say which line each rank was running",
-    ),
-    PUSH,
-    Option(
-        "--pull",
-        type=variables,
-        metavar="NAME,…",
-        action="append",
-        help="variables of rank 0 to copy into the notebook",
-    ),
-    ENV,
-    Option("--gpus", type=count, metavar="K", help="number of GPUs for each rank; 0 hides all GPUs"),
-    Option(
-        "--logs",
-        choices=LOGS,
-        default="all",
-        help="what to show: the output of all ranks, the output of rank 0, or only messages from callbacks",
-    ),
-    Option(
-        "--stall-after",
-        type=seconds,
-        metavar="S",
-        dest="stall_s",
-        default=Options.stall_s,
-        help="if ranks are on different lines and have been silent for S seconds (default: 30), say where each rank is",
-    ),
-    Option(
-        "--checkpoint-dir",
-        default="",
-        metavar="PATH",
-        help="the directory for checkpoints() (dbfs: or any URL); the run continues from the last checkpoint there",
-    ),
-    Option(
-        "--max-restarts",
-        type=count,
-        metavar="K",
-        help="restart all ranks, at most K times, if a rank is lost; default: 3 with --checkpoint-dir, otherwise 0",
-    ),
-    Option(
-        "--min-np",
-        type=positive_count,
-        metavar="K",
-        default=0,
-        help="if Spark has lost slots, continue with at least K ranks, and with all ranks once the slots are back",
-    ),
-    Option("--fresh", action="store_true", help="start from the beginning; existing checkpoints are kept"),
-    Option(
-        "--resume", action="store_true", help="continue from a checkpoint even if the cell or what it uses has changed"
-    ),
-    Option(
-        "--timeline",
-        action="store_true",
-        help="record how Horovod spends its time, and which ranks the others wait for; saved with the run",
-    ),
-    Option(
-        "--independent",
-        action="store_true",
-        help="each rank is meant to train a model of its own: do not say that the ranks have exchanged nothing",
-    ),
-    AUTOLOG,
-    NAME,
-    Option(
-        "--background",
-        action="store_true",
-        help="return a BackgroundRun at once, so that the notebook is free; the run does not use the warm gang",
-    ),
-    NOTIFY,
-    DRY_RUN,
-    QUIET,
+_NAMES = (
+    "np timeout_s push pull env gpus logs stall_after_s checkpoint_dir max_restarts min_np fresh resume timeline"
+    " independent autolog name background notify dry_run quiet"
 )
 _BARRIER_RANKS = Option(
     "-n",
@@ -153,7 +74,8 @@ _BARRIER_DATA = Option(
 @functools.cache
 def options_table(magic: str) -> OptionsTable:
     """Return the table of the options of a framework's magic, or of %%ranks."""
-    rows = (_BARRIER_RANKS, *_OPTIONS, _BARRIER_DATA) if magic == "barrier" else (_RANKS, *_OPTIONS)
+    ranks, *others = rows_of(Options, _NAMES)
+    rows = (_BARRIER_RANKS, *others, _BARRIER_DATA) if magic == "barrier" else (ranks, *others)
     return OptionsTable(f"%%{magic}", *rows, foreign=FOREIGN)
 
 
@@ -162,18 +84,13 @@ def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
     if magic == "barrier":
         data, line = split_data(line)
     given = options_table(magic).parse(line)
-    np = given["np"]
+    np = given.get("np")
     if magic == "barrier":
         given["data"] = data
-        np = _barrier_np(np, given["data"], default_np)
-    options = given | {
-        "np": default_np if np is None else np,
-        "push": flattened(given["push"]),
-        "pull": flattened(given["pull"]),
-        "env": tuple(given["env"] or ()),
-        "max_restarts": restarts(given["max_restarts"], given["checkpoint_dir"]),
-    }
-    return checked(f"%%{magic}", Options(**options), horovod=magic == "horovod")
+        np = _barrier_np(np, data, default_np)
+    given["np"] = default_np if np is None else np
+    given["max_restarts"] = restarts(given.get("max_restarts"), given.get("checkpoint_dir"))
+    return checked(f"%%{magic}", Options(**given), horovod=magic == "horovod")
 
 
 def split_data(line: str) -> tuple[str, str]:

@@ -48,7 +48,7 @@ class Option:
     @property
     def can_repeat(self) -> bool:
         """Whether the option may be given more than once."""
-        return self.settings.get("action") == "append"
+        return self.settings.get("action") in ("append", "extend")
 
     @property
     def usage(self) -> str:
@@ -82,7 +82,7 @@ class OptionsTable:
         return set(self._by_flag)
 
     def parse(self, line: str) -> dict[str, Any]:
-        """Return the value of each option by the option's name. Raise OptionsError if the line is not valid."""
+        """Return the values of options by the options' names. Raise OptionsError if the line is not valid."""
         return self.parse_words(split_line(self.magic, line))
 
     def parse_words(self, words: Sequence[str]) -> dict[str, Any]:
@@ -91,7 +91,13 @@ class OptionsTable:
             flag = word.partition("=")[0]
             if flag in self._foreign:
                 raise OptionsError(f"{self.magic}: there is no {flag}. {self._foreign[flag]}")
-        return vars(self._parser.parse_args(self._joined(words)))
+        given = vars(self._parser.parse_args(self._joined(words)))
+        for row in self.options:
+            if row.can_repeat and (values := given.get(row.settings["dest"])):
+                given[row.settings["dest"]] = tuple(
+                    dict.fromkeys(values) if row.settings["action"] == "extend" else values
+                )
+        return given
 
     @functools.cached_property
     def _parser(self) -> argparse.ArgumentParser:

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 from sparkring.engine.run.options import restarts
 from sparkring.engine.stream.options import StreamOptions, checked_stream
 from sparkring.errors import OptionsError
-from sparkring.notebook.cell_options import AUTOLOG, DRY_RUN, ENV, NAME, NOTIFY, PUSH, QUIET, flattened
+from sparkring.notebook.cell_options import rows_of
 from sparkring.notebook.expressions import complete_expression, evaluated, split_options
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.option_types import count, number_of_ranks, positive_count, seconds, variables
-from sparkring.notebook.options_table import Option, OptionsTable
+from sparkring.notebook.options_table import OptionsTable
 
 _HELP = """Train on a stream: run the cell on the warm gang for each micro-batch, in the background.
 
@@ -55,76 +54,11 @@ Options:
 {options}
 """
 
-TABLE = OptionsTable(
-    "%%stream",
-    Option(
-        "-n",
-        "--np",
-        type=number_of_ranks,
-        metavar="NP",
-        help="which gang to use, if there are two: -NP for the one on this machine, NP for the one on Spark; "
-        "default: the gang that was started last",
-    ),
-    Option(
-        "--trigger",
-        type=seconds,
-        metavar="S",
-        dest="trigger_s",
-        help="begin a micro-batch at most once every S seconds; default: as soon as the ranks are free",
-    ),
-    Option(
-        "--available-now",
-        action="store_true",
-        help="use the rows that are available now, and then end the stream",
-    ),
-    Option(
-        "--checkpoint-dir",
-        default="",
-        metavar="PATH",
-        help="save the state and the position of the stream in PATH (dbfs: or any URL), and continue from there",
-    ),
-    Option(
-        "--save-every",
-        type=positive_count,
-        metavar="N",
-        default=1,
-        help="save after every N micro-batches; default: 1",
-    ),
-    Option("--keep", type=positive_count, metavar="K", default=3, help="keep the newest K checkpoints; default: 3"),
-    Option("--state", type=variables, metavar="NAME,…", action="append", help="the variables that are saved"),
-    Option("--sharded", action="store_true", help="let every rank save its own state, for example with FSDP"),
-    Option(
-        "--max-rows",
-        type=positive_count,
-        metavar="N",
-        help="train on a micro-batch with more than N rows in several parts: the cell runs for each part",
-    ),
-    Option(
-        "--by",
-        type=variables,
-        metavar="COLUMN,…",
-        action="append",
-        help="keep a state for each key of this column, and run the cell for each key, on the rank to which it belongs",
-    ),
-    Option("--arrow", action="store_true", help="make `batch` an Arrow table"),
-    Option(
-        "--max-restarts",
-        type=count,
-        metavar="K",
-        help="if ranks are lost more than K times before another checkpoint is saved, give up; default: 3 with "
-        "--checkpoint-dir",
-    ),
-    Option("--fresh", action="store_true", help="start from the beginning; existing checkpoints are kept"),
-    Option("--resume", action="store_true", help="continue from a checkpoint even if the cell has changed"),
-    Option("--seed", type=count, default=0, metavar="N", help="a seed for the random numbers; default: 0"),
-    PUSH,
-    ENV,
-    AUTOLOG,
-    NAME,
-    NOTIFY,
-    DRY_RUN,
-    QUIET,
+_NAMES = (
+    "np trigger_s available_now checkpoint_dir save_every keep state sharded max_rows by arrow max_restarts fresh"
+    " resume seed push env autolog name notify dry_run quiet"
 )
+TABLE = OptionsTable("%%stream", *rows_of(StreamOptions, _NAMES))
 
 
 class Expression(NamedTuple):
@@ -158,24 +92,17 @@ def _expression(written: str) -> Expression | None:
 
 def parse(
     line: str, default_np: int, fill_in: Callable[[str], str] = lambda options: options
-) -> tuple[Expression, StreamOptions, bool]:
-    """Return the expression and the options of a `%%stream` line, and whether it is a dry run.
+) -> tuple[Expression, StreamOptions]:
+    """Return the expression and the options of a `%%stream` line.
 
     Raise OptionsError if the line is not valid. `fill_in` replaces `{name}` and `$name` in the options, as IPython does
     for other magics. The expression stays as it is, because it is Python.
     """
     expression, rest = split(line)
     given = TABLE.parse(fill_in(rest))
-    dry_run = given.pop("dry_run")
-    options = given | {
-        "np": default_np if given["np"] is None else given["np"],
-        "push": flattened(given["push"]),
-        "state": flattened(given["state"]),
-        "by": flattened(given["by"]),
-        "env": tuple(given["env"] or ()),
-        "max_restarts": restarts(given["max_restarts"], given["checkpoint_dir"]),
-    }
-    return expression, checked_stream("%%stream", StreamOptions(**options)), dry_run
+    given.setdefault("np", default_np)
+    given["max_restarts"] = restarts(given.get("max_restarts"), given.get("checkpoint_dir"))
+    return expression, checked_stream("%%stream", StreamOptions(**given))
 
 
 def complete(line: str) -> list[str]:
@@ -194,12 +121,11 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     from sparkring.worker.rank.batches import BOUND
     from sparkring.worker.rank.expand import expand
 
-    parsed = parse(line, gang_selection.default_np(), lambda text: expand(text, shell.user_ns))
-    expression, options, dry_run = parsed
+    expression, options = parse(line, gang_selection.default_np(), lambda text: expand(text, shell.user_ns))
     source = python_source(shell, "stream", cell)
     work = Cell(source, shell.user_ns, find_scripts(shell, source))
     gang = gang_selection.gang_with("%%stream", options.np)
-    if dry_run:
+    if options.dry_run:
         sent = RunSpec(work, options.of_run, gang.wanted.framework, gang=gang, bound=BOUND)
         show_captured(sent_with(sent, work, gang.wanted.place))
         return None

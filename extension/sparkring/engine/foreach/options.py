@@ -5,33 +5,56 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sparkring.engine.run.options import SharedOptions, check_least
+from sparkring.engine.run.option_types import count, number_of_gpus, number_of_ranks, option, seconds
+from sparkring.engine.run.options import OF_FUNCTIONS, SharedOptions, check_least
 from sparkring.errors import OptionsError
 
 
 @dataclass(frozen=True)
 class ForeachOptions(SharedOptions):
-    """How to run independent items. Options that are not described here have the same meanings as in Options.
+    """How to run independent items."""
 
-    If `np` is negative, at most -np items run at once, in processes on this machine. If `np` is positive, at most np
-    items run at once, in Spark tasks. Each item runs on `np_each` ranks, which `framework` connects. `retries` is how
-    often a failed item is tried again; None means once if its process died, and never after an exception. A process
-    runs at most `fresh_after` items; None means no limit. Each rank gets `gpus` GPUs; if that is a fraction, items
-    share a GPU. The random numbers of an item depend on `seed` and on the item's number. Results are kept in
-    `checkpoint_dir`. Items whose results are already there do not run, unless `fresh` is set. With `keep_results`, the
-    results that other code has left there count, too. With `plan`, only the first item runs, and is measured.
-    """
-
-    np_each: int = 1
-    framework: str = "plain"
-    timeout_each_s: float | None = None
-    retries: int | None = None
-    fail_fast: bool = False
-    fresh_after: int | None = None
-    gpus: float | None = None
-    seed: int = 0
-    plan: bool = False
-    keep_results: bool = False
+    np: int = option(
+        -1,
+        "run at most K items at once: -K in processes on this machine, K in Spark tasks; default: as many on this "
+        "machine as its cores (and its GPUs, with --gpus) allow",
+        "K",
+        number_of_ranks,
+    )
+    retries: int | None = option(
+        None,
+        "try a failed item again, at most R times; default: once if its process died, never after an exception",
+        "R",
+        count,
+        least=0,
+    )
+    timeout_each_s: float | None = option(
+        None, "end an item that takes longer than S seconds; the item counts as failed", "S", seconds, least=0
+    )
+    fail_fast: bool = option(False, "end the run when an item has failed")
+    fresh_after: int | None = option(None, "replace a process after N items", "N", count, least=1)
+    checkpoint_dir: str = option(
+        "", "keep the items' results in PATH (dbfs: or any URL); items with a result there do not run again", "PATH"
+    )
+    fresh: bool = option(False, "run all items, even those with a result in --checkpoint-dir")
+    keep_results: bool = option(
+        False, "use the results in --checkpoint-dir even if the code has changed since they were kept"
+    )
+    np_each: int = option(1, "run each item on R ranks", "R", count, least=1)
+    framework: str = option(
+        "plain",
+        "the framework that connects the ranks of an item",
+        choices=tuple(name for name in OF_FUNCTIONS if name != "plain"),
+    )
+    gpus: float | None = option(
+        None,
+        "number of GPUs for each rank; with 0.5, two items share a GPU; 0 hides all GPUs",
+        "G",
+        number_of_gpus,
+    )
+    seed: int = option(0, "a seed for the items' random numbers; default: 0", "N", count)
+    plan: bool = option(False, "run only the first item, and say how many items fit at once")
+    background: bool = option(False, "return a BackgroundRun at once, so that the notebook is free")
 
     @property
     def at_once(self) -> int:
@@ -45,8 +68,7 @@ def checked_foreach(who: str, options: ForeachOptions) -> ForeachOptions:
         raise OptionsError(
             f"{who} needs the number of items that run at once: -n -4 for processes here, -n 4 for Spark tasks."
         )
-    check_least(who, 1, np_each=options.np_each, fresh_after=options.fresh_after)
-    check_least(who, 0, retries=options.retries, timeout_each=options.timeout_each_s)
+    check_least(who, options)
     if options.np_each > 1 and options.framework == "plain":
         raise OptionsError(
             f"{who}: --np-each {options.np_each} needs a --framework that connects the ranks of an item."

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from sparkring.engine.run.option_types import (
+    assignment,
+    count,
+    flag_of,
+    minutes,
+    number_of_ranks,
+    option,
+    seconds,
+    variables,
+)
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
 
@@ -13,21 +23,30 @@ if TYPE_CHECKING:
     from sparkring.launchers.base import Place
 
 Logs = Literal["all", "rank0", "callbacks"]
-LOGS: tuple[Logs, ...] = ("all", "rank0", "callbacks")
 RESTARTS = 3  # the default for a run with checkpoints
+# The frameworks on whose ranks a function can run.
+OF_FUNCTIONS = tuple(name for name, framework in FRAMEWORKS.items() if not framework.in_task)
 
 
 @dataclass(frozen=True)
 class SharedOptions:
-    """The options that runs of cells, of independent items and of streams have in common."""
+    """The options that runs of cells, of independent items and of streams have in common.
+
+    If `np` is negative, ranks are processes on this machine; if it is positive, they are Spark tasks.
+    """
 
     np: int = -1
-    push: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    autolog: bool = True
-    name: str = ""
-    quiet: bool = False
-    notify: bool = False
+    push: tuple[str, ...] = option(
+        (), "notebook variables to send, even if the cell does not name them", "NAME,…", variables
+    )
+    env: tuple[tuple[str, str], ...] = option(
+        (), "an environment variable for the ranks; may be repeated", "K=V", assignment
+    )
+    autolog: bool = option(True, "do not automatically report the metrics of Keras' fit()")
+    name: str = option("", "the name of the run in %runs", "NAME")
+    quiet: bool = option(False, "show only errors")
+    notify: bool = option(False, "let the browser show a notification if the run ends while you look elsewhere")
+    dry_run: bool = option(False, "show what would be sent to the ranks, and start nothing")
     background: bool = False
     checkpoint_dir: str = ""
     fresh: bool = False
@@ -43,33 +62,64 @@ class SharedOptions:
 
 @dataclass(frozen=True)
 class Options(SharedOptions):
-    """How to run a cell.
+    """How to run a cell on abs(np) ranks.
 
-    `np`: if it is negative, the ranks are -np processes on this machine; if it is positive, they are np Spark tasks.
-    `gpus`: the number of GPUs for each rank; 0 hides all GPUs, None means the launcher's default.
-    `data`: an expression for a DataFrame; each rank is given a partition, and `np` 0 means a rank for each partition.
-    `checkpoint_dir`: the directory of checkpoints. The run continues from the last checkpoint, unless `fresh` is set.
-    With `resume`, the run continues even if the cell or what it uses has changed.
-    `max_restarts`: how often all ranks may be restarted after a rank is lost.
-    `min_np`: the minimum number of ranks for a restart; 0 means as many as at the first start.
-    `background`: the notebook does not wait for the run.
-    `notify`: the browser shows a notification if the run ends while the user looks at something else.
-    `independent`: each rank is meant to train alone, so the run does not say that the ranks have exchanged nothing.
-    `timeline`: Horovod records a timeline. A recording can only begin when Horovod starts, so the run needs new ranks.
+    `data` is an expression for a DataFrame; each rank is given a partition, and `np` 0 means a rank for each partition.
     """
 
-    timeout_s: float | None = None
-    pull: tuple[str, ...] = ()
-    gpus: int | None = None
-    logs: Logs = "all"
-    dry_run: bool = False
-    stall_s: float = 30.0
+    np: int = option(
+        -1,
+        "-2: two processes on this machine; 2: two Spark barrier tasks; default: the warm gang, or -1 without a gang",
+        "NP",
+        number_of_ranks,
+    )
+    timeout_s: float | None = option(
+        None, "end the run after S seconds, and say which line each rank was running", "S", seconds, least=0
+    )
+    pull: tuple[str, ...] = option((), "variables of rank 0 to copy into the notebook", "NAME,…", variables)
+    gpus: int | None = option(None, "number of GPUs for each rank; 0 hides all GPUs", "K", count, least=0)
+    logs: Logs = option(  # noqa: RUF009 - it returns a field
+        "all",
+        "what to show: the output of all ranks, the output of rank 0, or only messages from callbacks",
+        choices=get_args(Logs),
+    )
+    stall_after_s: float = option(
+        30.0,
+        "if ranks are on different lines and have been silent for S seconds (default: 30), say where each rank is",
+        "S",
+        seconds,
+    )
+    checkpoint_dir: str = option(
+        "",
+        "the directory for checkpoints() (dbfs: or any URL); the run continues from the last checkpoint there",
+        "PATH",
+    )
+    max_restarts: int = option(
+        0,
+        "restart all ranks, at most K times, if a rank is lost; default: 3 with --checkpoint-dir, otherwise 0",
+        "K",
+        count,
+        least=0,
+    )
+    min_np: int = option(
+        0,
+        "if Spark has lost slots, continue with at least K ranks, and with all ranks once the slots are back",
+        "K",
+        count,
+        least=1,
+    )
+    fresh: bool = option(False, "start from the beginning; existing checkpoints are kept")
+    resume: bool = option(False, "continue from a checkpoint even if the cell or what it uses has changed")
+    timeline: bool = option(
+        False, "record how Horovod spends its time, and which ranks the others wait for; saved with the run"
+    )
+    independent: bool = option(
+        False, "each rank is meant to train a model of its own: do not say that the ranks have exchanged nothing"
+    )
+    background: bool = option(
+        False, "return a BackgroundRun at once, so that the notebook is free; the run does not use the warm gang"
+    )
     data: str = ""
-    max_restarts: int = 0
-    min_np: int = 0
-    resume: bool = False
-    timeline: bool = False
-    independent: bool = False
 
     @property
     def size(self) -> int:
@@ -82,7 +132,7 @@ class Options(SharedOptions):
         return bool(self.checkpoint_dir or self.max_restarts)
 
 
-def restarts(asked: int | None, checkpoint_dir: str) -> int:
+def restarts(asked: int | None, checkpoint_dir: str | None) -> int:
     """Return how often a run may restart. If `asked` is None, a run with checkpoints may restart RESTARTS times."""
     return asked if asked is not None else RESTARTS if checkpoint_dir else 0
 
@@ -92,7 +142,7 @@ def checked(who: str, asked: Options, *, horovod: bool) -> Options:
 
     `horovod` says whether the run starts ranks with Horovod. Only such a run can record a timeline.
     """
-    check_least(who, 0, timeout=asked.timeout_s, gpus=asked.gpus, max_restarts=asked.max_restarts, min_np=asked.min_np)
+    check_least(who, asked)
     if asked.timeline and not horovod:
         raise OptionsError(f"{who}: --timeline is for Horovod only and needs new ranks: use %%horovod --timeline.")
     if (asked.fresh or asked.resume) and not asked.checkpoint_dir:
@@ -119,9 +169,8 @@ def checked(who: str, asked: Options, *, horovod: bool) -> Options:
 
 def check_framework(who: str, framework: str) -> None:
     """Raise OptionsError if a function cannot run on ranks of this framework."""
-    known = [name for name, one in FRAMEWORKS.items() if not one.in_task]
-    if framework not in known:
-        raise OptionsError(f"{who}(framework={framework!r}): expected one of {', '.join(known)}.")
+    if framework not in OF_FUNCTIONS:
+        raise OptionsError(f"{who}(framework={framework!r}): expected one of {', '.join(OF_FUNCTIONS)}.")
 
 
 def whole(np: Any) -> int:
@@ -132,24 +181,27 @@ def whole(np: Any) -> int:
         raise TypeError(f"np must be a whole number, not {type(np).__name__}") from None
 
 
-def check_least(who: str, least: int, **given: float | None) -> None:
-    """Raise OptionsError if an option's number is less than `least`. The keywords are the names of the options."""
-    for name, value in given.items():
-        if value is not None and value < least:
-            raise OptionsError(
-                f"{who}: --{name.replace('_', '-')} {value:g} is too small: it must be at least {least}."
-            )
+def check_least(who: str, options: SharedOptions) -> None:
+    """Raise OptionsError if the number of an option is less than the smallest value that the option may have."""
+    for one in fields(options):
+        value, least = getattr(options, one.name), one.metadata.get("least")
+        if least is not None and value not in (None, one.default) and value < least:
+            raise OptionsError(f"{who}: {flag_of(one.name)} {value:g} is too small: it must be at least {least}.")
 
 
 @dataclass(frozen=True)
 class GangOptions:
-    """The options of a warm gang. `np` means the same as in Options. `framework` is used by %%ranks cells."""
+    """The options of a warm gang. `np` means the same as in Options."""
 
-    np: int
-    framework: str
-    idle_s: float
-    env: tuple[tuple[str, str], ...]
-    gpus: int | None = None
+    np: int = option(0, "-4: processes on this machine; 4: Spark barrier tasks", "NP", number_of_ranks)
+    framework: str = option(
+        "horovod",
+        "the framework for %%ranks cells (default: horovod); other magics use their own",
+        choices=OF_FUNCTIONS,
+    )
+    idle_s: float = option(3600.0, "stop after MIN minutes without a cell (default: 60)", "MIN", minutes)
+    env: tuple[tuple[str, str], ...] = option((), "an environment variable for the ranks", "K=V", assignment)
+    gpus: int | None = option(None, "number of GPUs for each rank; 0 hides all GPUs", "K", count)
     place_name: str = ""  # as in SharedOptions
 
     @property

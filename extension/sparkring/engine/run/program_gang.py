@@ -11,12 +11,11 @@ from typing import Any
 
 from sparkring.engine.run import warm_gang
 from sparkring.engine.run.api import run_spec
-from sparkring.engine.run.options import GangOptions, Options
+from sparkring.engine.run.options import GangOptions, Options, check_framework
 from sparkring.engine.run.result import RunResult
 from sparkring.engine.run.spec import Call, Cell, RunSpec
 from sparkring.engine.run.warm_gang import WarmGang
 from sparkring.errors import OptionsError
-from sparkring.frameworks import FRAMEWORKS
 from sparkring.runtime.kernel import tell
 
 _RANKS_OWN = ("rank", "size", "local_rank")
@@ -132,9 +131,7 @@ def gang(
     """
     if not operator.index(np):
         raise OptionsError("gang(np=0): give the number of ranks, -4 for processes here or 4 for Spark tasks.")
-    known = [name for name, each in FRAMEWORKS.items() if not each.in_task]
-    if framework not in known:
-        raise OptionsError(f"gang(framework={framework!r}): expected one of {', '.join(known)}.")
+    check_framework("gang", framework)
     variables = tuple((name, os.fspath(value)) for name, value in (env or {}).items())
     wanted = GangOptions(operator.index(np), framework, idle_s, variables, gpus)
     return ProgramGang(warm_gang.start(wanted, tell, tell), quiet=quiet)

@@ -294,7 +294,7 @@ class Supervisor:
             self.gang.answer(rank, answer)
 
     def _look_for_a_stall(self) -> None:
-        """If the ranks have been silent for `stall_s` at different points of the code, report where each one is.
+        """If the ranks have been silent for `stall_after_s` at different points of the code, report where each one is.
 
         A finished rank counts as being at a different point. While a rank waits for the user's input, silence is
         normal. The silence begins with the execution at the earliest: during a stream, many follow one another.
@@ -306,9 +306,9 @@ class Supervisor:
         running = self.execution.running
         heard = max((rank.last_heard for rank in self.recorder.record.ranks), default=0.0)
         heard = max(heard, self._began)
-        if not running or self.recorder.record.questions or time.time() - heard < self.options.stall_s:
+        if not running or self.recorder.record.questions or time.time() - heard < self.options.stall_after_s:
             return
-        self._look_at = now + self.options.stall_s
+        self._look_at = now + self.options.stall_after_s
         self._ask_where()
         ranks = self.recorder.record.ranks
         stacks = [stack for rank in running if (stack := ranks[rank].stack) is not None]

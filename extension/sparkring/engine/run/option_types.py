@@ -1,14 +1,43 @@
-"""The types of options. Each function turns the text of an option on a magic's line into a value.
+"""The options that runs have: option() describes one, and the other functions read one from a magic's line.
 
-If the text is not valid, the function raises an ArgumentTypeError that says why.
+If the text of an option is not valid, the function that reads it raises an ArgumentTypeError that says why.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from argparse import ArgumentTypeError
+from collections.abc import Callable
+from typing import Any
 
 MOST_RANKS = 1_024
+
+
+def option(
+    default: Any,
+    help: str,
+    value: str = "",
+    read: Callable[..., Any] = str,
+    *,
+    least: int | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """Return a field of a dataclass that users set with an option of a magic, or with a keyword of a function.
+
+    `help` and `value`, the name of the value, are what the magic's help shows. A bool has no value: its option sets the
+    other value than the default. `read` makes the value from text; if the default is a tuple, the option may be
+    repeated. `least` is the smallest value, apart from the default. If `choices` is set, there are no other values.
+    """
+    if read is count:
+        read = functools.partial(count, least=least or 0)
+    settings = {"help": help, "value": value, "read": read, "least": least, "choices": choices}
+    return dataclasses.field(default=default, metadata=settings)
+
+
+def flag_of(name: str) -> str:
+    """Return the option that sets the field `name`: `--min-np` for `min_np`, `--timeout` for `timeout_s`."""
+    return f"--{name.removesuffix('_s').replace('_', '-')}"
 
 
 def number_of_ranks(text: str) -> int:
@@ -43,7 +72,11 @@ def _time(text: str, unit: str) -> float:
 
 
 seconds = functools.partial(_time, unit="seconds")
-minutes = functools.partial(_time, unit="minutes")
+
+
+def minutes(text: str) -> float:
+    """Return the number of seconds that a number of minutes stands for."""
+    return 60 * _time(text, "minutes")
 
 
 def age(text: str) -> float:
