@@ -27,7 +27,7 @@ from sparkring.data.tfrecord import Records
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.notebook import checkpoints, data, doctor, gang, history, launch
 from sparkring.tools import build_horovod
-from sparkring.worker.rank.barrier import Rows
+from sparkring.worker.rank.barrier import TaskRows
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -294,7 +294,7 @@ def methods() -> set[str]:
     """Return the methods and attributes of the objects that notebooks use."""
     found: set[str] = set()
     public = [each for name in sparkring.__all__ if inspect.isclass(each := getattr(sparkring, name))]
-    for owner in (*public, Shards, Store, Rows, Records, SparkDatasetConverter):
+    for owner in (*public, Shards, Store, TaskRows, Records, SparkDatasetConverter):
         found |= {*dir(owner), *re.findall(r"self\.(\w+)", inspect.getsource(owner))}
     return found
 

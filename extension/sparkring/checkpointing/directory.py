@@ -16,7 +16,7 @@ from sparkring.runtime.resume_point import Here
 from sparkring.runtime.storage import Location, locate
 
 
-class Directory:
+class CheckpointDirectory:
     """A run's directory of checkpoints, and the checkpoint that the run continues from.
 
     `first` is the checkpoint to continue from, or None. `skipped` are the newer checkpoints, which are damaged, newest
@@ -118,7 +118,7 @@ def open_directory(
     *,
     fresh: bool = False,
     resume: bool = False,
-) -> Directory:
+) -> CheckpointDirectory:
     """Return the directory at `path`, for a run of `size` ranks. `data` maps the cell's data sets to their versions.
 
     `uses` maps the names of the values and functions that the code uses to their digests.
@@ -145,7 +145,7 @@ def open_directory(
     age = (0, 0) if first is None else first.parsed.age
     skipped = [entry for entry in entries if entry.state == "corrupt" and entry.parsed.age > age and not fresh]
     if first is None:
-        return Directory(location, None, stamps, skipped, uses)
+        return CheckpointDirectory(location, None, stamps, skipped, uses)
     commit = first.commit
     assert commit is not None
     saved = f"{path} has a checkpoint of {saved_words(first, time.time())}"
@@ -159,4 +159,4 @@ def open_directory(
             f"{saved}, and {changed}\nRun the cell with --resume to continue from it anyway, or with --fresh to start "
             "over (existing checkpoints are kept)."
         )
-    return Directory(location, first, stamps, skipped, uses)
+    return CheckpointDirectory(location, first, stamps, skipped, uses)

@@ -235,7 +235,7 @@ class RunRecord(NamedTuple):
     def gpus(self) -> list[events.GpuUsed]:
         """The last report of each GPU that ranks or model processes use. A GPU that several ranks share counts once."""
         of_ranks = {(rank.host, gpu.address): gpu for rank in self.ranks for gpu in rank.gpus}
-        return [*of_ranks.values(), *(each.gpu for each in self.model_gpus)]
+        return [*of_ranks.values(), *(report.gpu for report in self.model_gpus)]
 
     @property
     def failure(self) -> events.Failure | None:
@@ -243,10 +243,10 @@ class RunRecord(NamedTuple):
         return None if self.failed_rank is None else self.ranks[self.failed_rank].failure
 
 
-def replay(found: Iterable[events.Event], record: RunRecord | None = None) -> RunRecord:
-    """Apply the events `found`, one after another, to `record` (by default, an empty record). Return the result."""
+def replay(new_events: Iterable[events.Event], record: RunRecord | None = None) -> RunRecord:
+    """Apply `new_events`, one after another, to `record` (by default, an empty record). Return the result."""
     record = record or RunRecord()
-    for event in found:
+    for event in new_events:
         record = apply(record, event)
     return record
 
@@ -266,7 +266,7 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
         case events.AttemptEnded():
             return _lost(record, event)
         case events.ModelGpuUsed():
-            known = {(each.host, each.gpu.address): each for each in (*record.model_gpus, event)}
+            known = {(report.host, report.gpu.address): report for report in (*record.model_gpus, event)}
             return record._replace(model_gpus=tuple(known.values()))
         case events.MemberJoined():
             return record._replace(joined=record.joined + 1)
@@ -324,7 +324,7 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.DataPlanned():
             return _told(record, event, readings=_planned(rank.readings, event))
         case events.DataRead():
-            return _told(record, event, readings=tuple(_read(each, event) for each in rank.readings))
+            return _told(record, event, readings=tuple(_read(reading, event) for reading in rank.readings))
         case events.CheckpointSaved():
             stream = record.stream
             if stream is not None and event.step >= 0:  # it is -1 for the state before the first batch
@@ -370,7 +370,7 @@ def _item_changed(record: RunRecord, event: events.ItemStarted | events.ItemEnde
     if isinstance(event, events.ItemStarted):
         host = record.ranks[event.slot * items.ranks_each].host if event.slot >= 0 else ""
         return record._replace(items=item_records.started(items, event, host))
-    slot = next(found.slot for found in items.running if found.item == event.item)
+    slot = next(running.slot for running in items.running if running.item == event.item)
     for rank in record.ranks[slot * items.ranks_each : (slot + 1) * items.ranks_each] if slot >= 0 else ():
         record = _with_last_lines(record, rank)  # the next item begins a new line
     return record._replace(items=item_records.ended(items, event))
@@ -437,18 +437,18 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     """
     half = METRICS_KEPT // 2
     older, places = metrics[:half], _places(metrics)
-    ends = [place for each, place in zip(older, places, strict=False) if each.ends_epoch]
-    steps = [place for each, place in zip(older, places, strict=False) if not each.ends_epoch]
+    ends = [place for report, place in zip(older, places, strict=False) if report.ends_epoch]
+    steps = [place for report, place in zip(older, places, strict=False) if not report.ends_epoch]
     numbers = {place: number for some in (steps, ends) for number, place in enumerate(dict.fromkeys(some))}
     many_ends = len(ends) > half // 2
     # Some ranks' reports for a step may be in the older half, and other ranks' reports in the newer half, which is kept
     # whole. Such a step is kept in the older half, too.
-    split = {*places[half : half + 2 * len({each.rank for each in older})]}
+    split = {*places[half : half + 2 * len({report.rank for report in older})]}
     # Each rank's last report is kept, so that a rank that has stopped reporting does not seem to go back.
-    last = {each.rank: each for each in metrics}
+    last = {report.rank: report for report in metrics}
     keep = (
-        (each.ends_epoch and not many_ends) or at in split or numbers[at] % 2 == 0 or each is last[each.rank]
-        for each, at in zip(older, places, strict=False)
+        (report.ends_epoch and not many_ends) or at in split or numbers[at] % 2 == 0 or report is last[report.rank]
+        for report, at in zip(older, places, strict=False)
     )
     return (*itertools.compress(older, keep), *metrics[half:])[-METRICS_KEPT:]
 
@@ -490,11 +490,11 @@ def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int, bo
     """
     counted = Counter[tuple[int, int | None, bool]]()
     places = []
-    for each in metrics:
-        count = (each.rank, each.epoch if each.ends_epoch else None, each.ends_epoch)
+    for report in metrics:
+        count = (report.rank, report.epoch if report.ends_epoch else None, report.ends_epoch)
         counted[count] += 1
-        of_rank = counted[count] if each.step is None or each.ends_epoch else each.step
-        places.append((each.epoch, of_rank, each.ends_epoch))
+        of_rank = counted[count] if report.step is None or report.ends_epoch else report.step
+        places.append((report.epoch, of_rank, report.ends_epoch))
     return places
 
 
@@ -559,25 +559,26 @@ def _lost(record: RunRecord, event: events.AttemptEnded) -> RunRecord:
 
 
 def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
-    found = Checkpoint(event, len(record.attempts))
+    new = Checkpoint(event, len(record.attempts))
     others = []
-    for each in record.checkpoints:
-        if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
-            each = each._replace(saved=each.saved._replace(best=False))
-        if each.place != found.place:  # otherwise, ModelCheckpoint has overwritten it, and `found` replaces it
-            others.append(each)
-    return record._replace(checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
+    for checkpoint in record.checkpoints:
+        saved = checkpoint.saved
+        if event.best and saved.best and (saved.folder, saved.kind) == (event.folder, event.kind):
+            checkpoint = checkpoint._replace(saved=saved._replace(best=False))
+        if checkpoint.place != new.place:  # otherwise, ModelCheckpoint has overwritten it, and `new` replaces it
+            others.append(checkpoint)
+    return record._replace(checkpoints=(*others, new)[-CHECKPOINTS_KEPT:])
 
 
 def _changed(record: RunRecord, event: events.CheckpointDamaged | events.CheckpointRemoved) -> RunRecord:
     """Record that a checkpoint was damaged or removed. If an earlier run saved it, only damage is recorded."""
     state: CheckpointState = "damaged" if isinstance(event, events.CheckpointDamaged) else "removed"
     reason = event.reason if isinstance(event, events.CheckpointDamaged) else ""
-    place, found = (event.folder, event.name), record.checkpoints
-    if isinstance(event, events.CheckpointDamaged) and all(each.place != place for each in found):
+    place, checkpoints = (event.folder, event.name), record.checkpoints
+    if isinstance(event, events.CheckpointDamaged) and all(other.place != place for other in checkpoints):
         saved = events.CheckpointSaved(event.folder, event.name, event.step, 0, time=event.time, rank=event.rank)
-        found = (Checkpoint(saved, 0), *found)[:CHECKPOINTS_KEPT]
-    changed = (each._replace(state=state, reason=reason) if each.place == place else each for each in found)
+        checkpoints = (Checkpoint(saved, 0), *checkpoints)[:CHECKPOINTS_KEPT]
+    changed = (old._replace(state=state, reason=reason) if old.place == place else old for old in checkpoints)
     return record._replace(checkpoints=tuple(changed))
 
 
@@ -653,8 +654,8 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
 def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
     """Return the display as the record will keep it: without its data if this data would exceed a rank's limits."""
     event = event._replace(attempt=len(record.attempts) or 1)
-    others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
-    full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
+    others = [old for old in record.displays if old.rank == event.rank and not _takes_place(event, old)]
+    full = len(others) >= DISPLAYS_KEPT or sum(len(old.data) for old in others) + len(event.data) > DISPLAY_BYTES
     return event._replace(data=b"") if full else event
 
 
@@ -667,11 +668,11 @@ def _displayed(record: RunRecord, event: events.Displayed) -> RunRecord:
     """Add a display, or replace an earlier display with the same number. Without data, count it as left out."""
     if not event.data:
         return _told(record, event, displays_left_out=record.ranks[event.rank].displays_left_out + 1)
-    at = next((at for at, each in enumerate(record.displays) if not event.clears and _takes_place(event, each)), None)
+    at = next((at for at, old in enumerate(record.displays) if not event.clears and _takes_place(event, old)), None)
     if at is not None:
         displays = (*record.displays[:at], event, *record.displays[at + 1 :])
     else:
-        displays = (*(each for each in record.displays if not _takes_place(event, each)), event)
+        displays = (*(old for old in record.displays if not _takes_place(event, old)), event)
     return _told(record, event)._replace(displays=displays)
 
 
@@ -684,10 +685,10 @@ def _read(reading: Reading, event: events.DataRead) -> Reading:
 
 def _planned(readings: tuple[Reading, ...], event: events.DataPlanned) -> tuple[Reading, ...]:
     """Return the readings with the new plan `event`; only the newest PLANS_KEPT plans are kept."""
-    found = [each._replace(plan=event) if each.opened.reader == event.reader else each for each in readings]
-    told = sorted((each.plan.time, each.plan.reader) for each in found if each.plan is not None)
-    gone = {reader for _, reader in told[:-PLANS_KEPT]}
-    return tuple(each._replace(plan=None) if each.opened.reader in gone else each for each in found)
+    updated = [old._replace(plan=event) if old.opened.reader == event.reader else old for old in readings]
+    plans = sorted((reading.plan.time, reading.plan.reader) for reading in updated if reading.plan is not None)
+    gone = {reader for _, reader in plans[:-PLANS_KEPT]}
+    return tuple(reading._replace(plan=None) if reading.opened.reader in gone else reading for reading in updated)
 
 
 def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:

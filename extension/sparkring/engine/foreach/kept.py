@@ -13,7 +13,7 @@ from typing import Any
 from sparkring.capture.content import digest
 from sparkring.capture.returning import unpack_value
 from sparkring.checkpointing.compatibility import changed_words
-from sparkring.checkpointing.directory import Directory, open_directory
+from sparkring.checkpointing.directory import CheckpointDirectory, open_directory
 from sparkring.checkpointing.entries import Last
 from sparkring.checkpointing.results import ITEMS, KeptResult, KeptResults, RunCode, user_secret
 from sparkring.engine.foreach.meaning import Meaning
@@ -56,7 +56,7 @@ class Kept:
         self._only_older = bool(self._there) and not any("-" in key for key in self._there)
         self._items = self._results.items()
         self._seen: collections.Counter[str] = collections.Counter()
-        self._directories: dict[str, Directory] = {}
+        self._directories: dict[str, CheckpointDirectory] = {}
         self._writers = ThreadPoolExecutor(WRITERS, "sparkring-results")
         self._unwritten: set[Future[None]] = set()
         self._used = self._failed = False
@@ -130,7 +130,7 @@ class Kept:
             name = self._own_or_other(key, self._items)
             location = self.location / ITEMS / name
             if name not in self._items:  # do not list a new directory: on remote storage, this takes time
-                self._directories[key] = Directory(location, None, [])
+                self._directories[key] = CheckpointDirectory(location, None, [])
                 return self._directories[key].here(record, Last())
             self._directories[key] = open_directory(location.written, self._size, "", {}, fresh=self.fresh, resume=True)
         directory = self._directories[key]

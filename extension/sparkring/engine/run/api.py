@@ -11,9 +11,9 @@ from sparkring.capture.calls import options_apart
 from sparkring.engine.run.background import BackgroundRun
 from sparkring.engine.run.options import Logs, Options, check_framework, checked, restarts, whole
 from sparkring.engine.run.prepare import prepare
-from sparkring.engine.run.questions import Questions
+from sparkring.engine.run.questions import RankQuestions
 from sparkring.engine.run.result import Result, RunResult
-from sparkring.engine.run.runner import Run
+from sparkring.engine.run.runner import Runner
 from sparkring.engine.run.spec import Call, RunSpec
 from sparkring.engine.run.view import panel_asks, view_of
 from sparkring.errors import OptionsError, ResultError
@@ -54,16 +54,16 @@ def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun[RunResu
     )
 
 
-def _open(spec: RunSpec, view: View | None) -> Run:
+def _open(spec: RunSpec, view: View | None) -> Runner:
     prepared, interrupts = prepare(spec), Interrupts()
     options = prepared.options
     by_panel = options.background and panel_asks(options)
-    questions = Questions(by_panel=by_panel, nobody=options.background and not by_panel)
+    questions = RankQuestions(by_panel=by_panel, nobody=options.background and not by_panel)
     controls = Controls(interrupts.request, questions.answer if by_panel else None)
-    return Run(prepared, view or view_of(options, controls), interrupts, questions)
+    return Runner(prepared, view or view_of(options, controls), interrupts, questions)
 
 
-def _carry_out(run: Run) -> RunResult:
+def _carry_out(run: Runner) -> RunResult:
     global last_result
     last_result = result = run.to_the_end()
     if result.problems:

@@ -127,8 +127,8 @@ class BackgroundRun(Generic[Result]):
             _going.pop(self.run_id, None)
             self._over.set()
         if self._error is not None and not self._asked and not isinstance(self._error, KeyboardInterrupt):
-            said = f"{type(self._error).__name__}: {describe.first_line(str(self._error))}"
-            tell(f"run {self.run_id} ({self.record.title}) in the background: {said} (.result() raises this error)")
+            problem = f"{type(self._error).__name__}: {describe.first_line(str(self._error))}"
+            tell(f"run {self.run_id} ({self.record.title}) in the background: {problem} (.result() raises this error)")
 
 
 def _empty_frames(error: BaseException | None) -> None:
@@ -155,27 +155,27 @@ def find(name: str) -> BackgroundRun[Any] | None:
 
     `name` is the run's id, the beginning or end of its id, or its title.
     """
-    found = going()
-    by_id = (each for each in found if run_store.is_named(name, each.run_id))
-    return next(by_id, None) or next((each for each in found if each.record.title == name), None)
+    runs = going()
+    by_id = (run for run in runs if run_store.is_named(name, run.run_id))
+    return next(by_id, None) or next((run for run in runs if run.record.title == name), None)
 
 
 def stop(name: str) -> BackgroundRun[Any]:
     """End the run that `name` refers to (see find()), and return it. Raises OptionsError if there is no such run."""
-    found = find(name)
-    if found is None:
+    run = find(name)
+    if run is None:
         others = ", ".join(run.run_id for run in going())
         there = f"; running: {others}." if others else ", and there are no other runs."
         raise OptionsError(f"no run called {name!r} is running in the background of this notebook{there}")
-    found.stop()
-    return found
+    run.stop()
+    return run
 
 
 @atexit.register
 def stop_all() -> None:
     """End all runs in the background, and wait until all of their processes have exited."""
-    found = going()
-    for each in found:
-        each.stop(wait=False)
-    for each in found:
-        each.stop()
+    runs = going()
+    for run in runs:
+        run.stop(wait=False)
+    for run in runs:
+        run.stop()

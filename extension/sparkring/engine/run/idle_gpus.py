@@ -28,13 +28,13 @@ class IdleGpus:
             for gpu in rank.gpus
             if gpu.busy_percent is not None and gpu.busy_percent < IDLE_PERCENT
         }
-        self._since = {each: self._since.get(each, now) for each in idle}
-        places = {(idle[each], each[1]) for each in idle if each in self._told}
-        found = []
-        for each, since in self._since.items():
-            place = (idle[each], each[1])
+        self._since = {gpu: self._since.get(gpu, now) for gpu in idle}
+        places = {(idle[gpu], gpu[1]) for gpu in idle if gpu in self._told}
+        newly_idle = []
+        for gpu, since in self._since.items():
+            place = (idle[gpu], gpu[1])
             if now - since >= IDLE_S and place not in places:
                 places.add(place)
-                self._told.add(each)
-                found.append((each[1], each[0]))
-        return found
+                self._told.add(gpu)
+                newly_idle.append((gpu[1], gpu[0]))
+        return newly_idle

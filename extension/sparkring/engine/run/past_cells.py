@@ -65,16 +65,16 @@ class PastCells:
         These are the cells that have bound these names, those that have bound what such cells read, and those that only
         prepare the process. `modules` maps the notebook's names of modules to the names of the modules.
         """
-        wanted, found = set(needed), []
+        wanted, cells = set(needed), []
         imported = dict(modules)
         for cell in self._cells:
             imported.update(_imports(parsed(cell.source)))
         for cell in reversed(self._cells):
             names = names_read(cell.source)
             if wanted & {*names.bound, *cell.sent} or _only_prepares(cell.source, imported):
-                found.append(cell)
+                cells.append(cell)
                 wanted |= {*names.required, *names.optional}.difference(cell.sent) | cell.uses
-        return found[::-1]
+        return cells[::-1]
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:

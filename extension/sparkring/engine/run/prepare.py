@@ -34,7 +34,7 @@ from sparkring.runtime.storage import locate, protocols, root_for_ranks
 from sparkring.wire.messages import Buffers, CellCode, FunctionCall, ModuleFiles, Run
 
 if TYPE_CHECKING:
-    from sparkring.checkpointing.directory import Directory
+    from sparkring.checkpointing.directory import CheckpointDirectory
     from sparkring.cluster.partitions import Data
     from sparkring.engine.run.warm_gang import WarmGang
 
@@ -56,7 +56,7 @@ class PreparedRun(NamedTuple):
     launch: LaunchRequest
     started: events.RunStarted
     notices: tuple[str, ...] = ()
-    directory: Directory | None = None
+    directory: CheckpointDirectory | None = None
     gang: WarmGang | None = None
     ranks: tuple[int, ...] = ()
     on_result: Callable[[RunResult], None] = lambda result: None
@@ -280,8 +280,8 @@ def code_notices(work: Cell | Call, names: Iterable[str], parts: Buffers) -> lis
     `names` are the names whose values are sent, and `parts` contain these values.
     """
     sources, namespace, names = _sources(work), work.namespace if isinstance(work, Cell) else _main(), list(names)
-    found = mount_paths.notices(sources, {name: namespace.get(name) for name in names}, bytes(parts[0]))
-    return found + set_attributes.notices(sources, names, namespace)
+    notices = mount_paths.notices(sources, {name: namespace.get(name) for name in names}, bytes(parts[0]))
+    return notices + set_attributes.notices(sources, names, namespace)
 
 
 def _sources(work: Cell | Call) -> list[str]:
@@ -370,7 +370,7 @@ def refuse_lone(values: Mapping[str, Any], framework: str, size: int) -> None:
 # ── Checkpoints ───────────────────────────────────────────────────────────────
 
 
-def _open_directory(options: Options, size: int, packed: _Packed) -> Directory | None:
+def _open_directory(options: Options, size: int, packed: _Packed) -> CheckpointDirectory | None:
     """Return the checkpoint directory, with the checkpoint to continue from; None if the run has no such directory.
 
     Raises CheckpointError if the run cannot use the directory, and PathError if its path is invalid.
@@ -422,7 +422,7 @@ def check_directory(directory: str) -> None:
 def refuse_shared(directory: str) -> None:
     """Raise CheckpointError if a background run saves to `directory`, even if that run spells the path differently."""
     location = locate(directory)
-    other = next((each for each in background.going() if each.saves_in(location)), None)
+    other = next((run for run in background.going() if run.saves_in(location)), None)
     if other is not None:
         raise CheckpointError(
             f"{directory} is in use by run {other.run_id}, which is running in the background: wait for it, stop it "

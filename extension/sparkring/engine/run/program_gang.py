@@ -77,9 +77,9 @@ class ProgramGang:
 
     def pull(self, name: str, rank: int = 0) -> Any:
         """Return the value of a variable of one rank. Raises ResultError if the rank does not have the variable."""
-        found: dict[str, Any] = {}
-        self._run(Cell("None", found, apart=True), (rank,), pull=(name,))
-        return found[name]
+        namespace: dict[str, Any] = {}
+        self._run(Cell("None", namespace, apart=True), (rank,), pull=(name,))
+        return namespace[name]
 
     def stop(self) -> None:
         """End the ranks. A second call does nothing."""

@@ -21,7 +21,7 @@ from sparkring.runtime.interrupts import Interrupts
 from sparkring.wire.messages import Answer
 
 
-class Questions:
+class RankQuestions:
     """Gets the answers to the requests of a run's ranks.
 
     With `by_panel`, the answers come from a panel, which calls answer(). Otherwise, the kernel asks the user. If the

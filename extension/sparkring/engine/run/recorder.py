@@ -46,13 +46,13 @@ class Recorder:
         for notice in notices:
             self.notice(notice)
 
-    def add(self, found: Iterable[Event]) -> None:
-        self._tell_all(self._applied(found))
+    def add(self, new_events: Iterable[Event]) -> None:
+        self._tell_all(self._applied(new_events))
 
-    def _applied(self, found: Iterable[Event]) -> list[Event]:
+    def _applied(self, new_events: Iterable[Event]) -> list[Event]:
         """Apply events to the record. Return the events that are recorded."""
         recorded: list[Event] = []
-        for event in found:
+        for event in new_events:
             if isinstance(event, events.Displayed):
                 event = record.bounded(self.record, event)
             elif isinstance(event, events.TimelinePart):

@@ -26,7 +26,7 @@ from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.resume_point import Here
 
 if TYPE_CHECKING:
-    from sparkring.checkpointing.directory import Directory
+    from sparkring.checkpointing.directory import CheckpointDirectory
 
 PAUSE_S = 0.5  # the pause before a restart; if several attempts in a row have saved nothing, it doubles each time …
 LONGEST_PAUSE_S = 30.0  # … but does not get longer than this
@@ -44,7 +44,9 @@ class Restarts:
     `directory` is the directory of checkpoints; without it, each attempt starts from the beginning.
     """
 
-    def __init__(self, run: LiveRun, request: Request, launch: LaunchRequest, directory: Directory | None) -> None:
+    def __init__(
+        self, run: LiveRun, request: Request, launch: LaunchRequest, directory: CheckpointDirectory | None
+    ) -> None:
         self.run = run._replace(deadline=deadline_of(run.options), calls_off=self._can_be_larger)
         self.options, self.recorder, self.interrupts, *_ = run
         self.request = request
@@ -57,8 +59,8 @@ class Restarts:
     def outcome(self) -> Outcome:
         """Run the attempts. Return how the last one ended, or what ended the run between two attempts."""
         number, slots_until = 0, 0.0
-        if self.directory is not None and (found := self.directory.words(time.time())):
-            self.recorder.notice(found)
+        if self.directory is not None and (notice := self.directory.words(time.time())):
+            self.recorder.notice(notice)
         last = self._last()
         with self.interrupts:
             while True:
@@ -152,23 +154,23 @@ class Restarts:
         the run, return the run's outcome.
         """
         most, least = self.launch.size, self.options.min_np or self.launch.size
-        began, there, told = time.monotonic(), 0, False
+        began, there, has_said = time.monotonic(), 0, False
 
         def enough() -> bool:
-            nonlocal there, told
+            nonlocal there, has_said
             there, waited_s = self.launch.place.room(self.launch), time.monotonic() - began
             if there >= most or (there >= least and waited_s > SHRINK_AFTER_S):
                 return True
-            if waited_s > SAY_AFTER_S and not told:
-                told = True
+            if waited_s > SAY_AFTER_S and not has_said:
+                has_said = True
                 fewer = f"; the run starts with {there} after {SHRINK_AFTER_S:.0f} s" if there >= least else ""
                 self.recorder.notice(f"waiting for {most} task slots: Spark has {there} now{fewer}", until="up")
             return self.interrupts.seen
 
-        found = poll_until(enough, until)
+        has_room = poll_until(enough, until)
         if self.interrupts.seen:
             return INTERRUPTED
-        if found:
+        if has_room:
             self._size = min(there, most)
             return None
         waited = describe.duration(round(time.monotonic() - began))
@@ -207,11 +209,13 @@ def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
     the checkpoint, and may do so in every attempt.
     """
     lost, damaged = [], set()
-    for each in attempts:
-        if each.failure is not None and each.failure.cause == "damaged checkpoint" and each.checkpoint not in damaged:
-            damaged.add(each.checkpoint)
-        elif each.failure is not None:
-            lost.append(each)
+    for attempt in attempts:
+        if attempt.failure is None:
+            continue
+        if attempt.failure.cause == "damaged checkpoint" and attempt.checkpoint not in damaged:
+            damaged.add(attempt.checkpoint)
+        else:
+            lost.append(attempt)
     return lost
 
 
@@ -222,9 +226,9 @@ def gives_up(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], max
         return None
     if len(lost) > max_restarts:
         return NoRestart("used up" if max_restarts else "not asked for", len(attempts), max_restarts)
-    moved = any(each.attempt >= len(attempts) - 1 for each in checkpoints)
-    failures = [each.failure for each in lost[-2:] if each.failure is not None]
-    if not moved and len(failures) == 2 and all(each.is_exception for each in failures) and _same(*failures):
+    moved = any(checkpoint.attempt >= len(attempts) - 1 for checkpoint in checkpoints)
+    failures = [attempt.failure for attempt in lost[-2:] if attempt.failure is not None]
+    if not moved and len(failures) == 2 and all(failure.is_exception for failure in failures) and _same(*failures):
         return NoRestart("twice the same", len(attempts), max_restarts)
     return None
 
@@ -237,20 +241,20 @@ def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, s
     `failure` happened in a collective, because another rank's death may have caused this failure.
     """
     follows = failure.cause == "echo" and NOT_INITIALIZED not in failure.summary
-    if follows or failure.cause == "damaged checkpoint" or not all(each.error for each in failures):
+    if follows or failure.cause == "damaged checkpoint" or not all(other.error for other in failures):
         return None
     if failure.cause == "code":
         return NoRestart("code", error=failure.error)
-    if not stepped and len(failures) == size and all(_same(each, failure) for each in failures):
+    if not stepped and len(failures) == size and all(_same(other, failure) for other in failures):
         return NoRestart("before the first step", size=size)
     return None
 
 
 def has_stepped(record: RunRecord) -> bool:
     """Whether a rank of the last attempt has reported a metric, read data or saved a checkpoint."""
-    if any(each.attempt == len(record.attempts) for each in record.checkpoints):
+    if any(checkpoint.attempt == len(record.attempts) for checkpoint in record.checkpoints):
         return True
-    return any(rank.metrics or any(each.now for each in rank.readings) for rank in record.ranks)
+    return any(rank.metrics or any(reading.now for reading in rank.readings) for rank in record.ranks)
 
 
 def _same(one: Failure, other: Failure) -> bool:
@@ -260,7 +264,7 @@ def _same(one: Failure, other: Failure) -> bool:
 
 def pause_after(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> float:
     """Return how long to wait after the last attempt: longer if several attempts in a row have saved no checkpoint."""
-    fruitful = {each.attempt for each in checkpoints}
+    fruitful = {checkpoint.attempt for checkpoint in checkpoints}
     in_vain = 0
     for attempt in reversed(counted(attempts)):
         if attempt.number in fruitful:

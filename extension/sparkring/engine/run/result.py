@@ -82,7 +82,7 @@ def unpack_results(execution: Execution, folder: str, ranks: Collection[int] | N
     name. If `ranks` is given, only the values of these ranks are unpacked.
     """
     missing = [Lost(f"rank {execution.ranks[0]} has no variable `{name}` to pull") for name in execution.missing]
-    found, without, on_gpus = Results({}, {}, missing), dict[str, dict[str, None]](), dict[str, dict[str, None]]()
+    results, without, on_gpus = Results({}, {}, missing), dict[str, dict[str, None]](), dict[str, dict[str, None]]()
     for rank, named in sorted(execution.values.items()):
         for name, sent in named.items():
             if (name and not sent.parts and not sent.packed.error) or (ranks is not None and rank not in ranks):
@@ -97,16 +97,16 @@ def unpack_results(execution: Execution, folder: str, ranks: Collection[int] | N
                 problem = f"cannot be pickled ({sent.packed.error})"
             if rebuilt is None:
                 kept = _kept(sent, name or "value", Path(folder), f"{name or 'value'}-rank-{rank}{label}.pkl")
-                found.lost.append(Lost(f"{what} of rank {rank} is a {sent.packed.type_name}, which {problem}", kept))
+                results.lost.append(Lost(f"{what} of rank {rank} is a {sent.packed.type_name}, which {problem}", kept))
                 continue
             if sent.packed.without:
                 without.setdefault(what, {}).update(dict.fromkeys(sent.packed.without))
             if rebuilt.was_on:
                 on_gpus.setdefault(what, {})[rebuilt.was_on] = None
             if name:
-                found.pulled[name] = rebuilt.value
+                results.pulled[name] = rebuilt.value
             else:
-                found.values[rank] = rebuilt.value
+                results.values[rank] = rebuilt.value
     notices = []
     if left_out := [f"{_listed(whats)} without {wrappers}" for wrappers, whats in _by_content(without)]:
         notices.append(
@@ -114,7 +114,7 @@ def unpack_results(execution: Execution, folder: str, ranks: Collection[int] | N
         )
     if moved := [f"{_listed(whats)} from {gpus}" for gpus, whats in _by_content(on_gpus)]:
         notices.append(f"is in the CPU's memory now, because this machine lacks the GPU: {', '.join(moved)}")
-    return found._replace(notices=notices)
+    return results._replace(notices=notices)
 
 
 def _rebuilt(execution: Execution, name: str, sent: Value) -> returning.Rebuilt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from sparkring.engine.run.prepare import PreparedRun
-from sparkring.engine.run.questions import Questions
+from sparkring.engine.run.questions import RankQuestions
 from sparkring.engine.run.recorder import Recorder
 from sparkring.engine.run.restarts import Restarts
 from sparkring.engine.run.result import RunResult
@@ -20,10 +20,10 @@ from sparkring.runtime.interrupts import Interrupts, interrupted
 from sparkring.runtime.resume_point import Here
 
 
-class Run:
+class Runner:
     """A prepared run that is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it."""
 
-    def __init__(self, prepared: PreparedRun, view: View, interrupts: Interrupts, questions: Questions) -> None:
+    def __init__(self, prepared: PreparedRun, view: View, interrupts: Interrupts, questions: RankQuestions) -> None:
         self.prepared = prepared
         self.recorder = Recorder(view, prepared.started, prepared.notices)
         self.interrupts = interrupts
@@ -44,9 +44,9 @@ class Run:
                 record = close(recorder, outcome)
         except BaseException as error:  # complete the record and the view, then raise the error again
             if recorder.record.outcome is None:
-                said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
+                message = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
                 stopped = isinstance(error, KeyboardInterrupt)
-                recorder.close("interrupted" if stopped else "failed", "" if stopped else said)
+                recorder.close("interrupted" if stopped else "failed", "" if stopped else message)
             raise
         if outcome.ending != "finished":
             raise error_of(outcome, record)
@@ -98,5 +98,5 @@ def error_of(outcome: Outcome, record: RunRecord) -> BaseException:
     values = outcome.results.values
     if outcome.ending == "timed out":
         return RunTimeout(outcome.explanation, record=record, values=values)
-    said = filter(None, [describe.explain_failure(record), outcome.explanation])
-    return RunFailed("\n\n".join(said), record=record, values=values)
+    sentences = filter(None, [describe.explain_failure(record), outcome.explanation])
+    return RunFailed("\n\n".join(sentences), record=record, values=values)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sparkring.engine.run.idle_gpus import IDLE_S, IdleGpus
 from sparkring.engine.run.options import Options
 from sparkring.engine.run.polling import POLL_S, poll_until
-from sparkring.engine.run.questions import Questions
+from sparkring.engine.run.questions import RankQuestions
 from sparkring.engine.run.recorder import Recorder
 from sparkring.engine.run.result import unpack_results
 from sparkring.engine.run.spec import Outcome, Results
@@ -56,7 +56,7 @@ class LiveRun(NamedTuple):
     options: Options
     recorder: Recorder
     interrupts: Interrupts
-    questions: Questions
+    questions: RankQuestions
     deadline: float | None = None
     calls_off: Callable[[], str] = str
 
@@ -143,7 +143,7 @@ class Supervisor:
 
     def _failed(self, rank: int) -> Outcome:
         # After some faults of a GPU, a process can no longer use CUDA, so a new gang must take its place.
-        usable = not any(each.gpu and each.gpu.is_final for each in self.execution.failures.values())
+        usable = not any(failure.gpu and failure.gpu.is_final for failure in self.execution.failures.values())
         if self.warm and usable and rank not in self.gang.deaths and self._come_back(RETURN_GRACE_S):
             left = self._kept()
         else:
@@ -161,8 +161,8 @@ class Supervisor:
         """
         if self.options.max_restarts and self.execution.failures[rank].is_exception:
             self._poll_until(lambda: self.interrupts.seen or not self.execution.running, OTHERS_GRACE_S)
-        found = self.execution.failed_rank
-        return rank if found is None else found
+        cause = self.execution.failed_rank
+        return rank if cause is None else cause
 
     def _end(self) -> str:
         """End the ranks and close the gang. Return a sentence that says why a warm gang is gone; '' for a cold one."""
@@ -174,12 +174,12 @@ class Supervisor:
         self._ask_where()
         # Describe what the ranks were doing when the time was up, before they are stopped.
         record, limit_s = self.recorder.record, self.options.timeout_s or 0.0
-        told = [describe.explain_timeout(record, limit_s)]
-        notes = [reading.notes(found) for found in reading.data_sets(record, time.time())]
-        told += [f"Reading: {note}." for note in notes if note]
-        told += [self._end_early()]
+        sentences = [describe.explain_timeout(record, limit_s)]
+        notes = [reading.notes(data_set) for data_set in reading.data_sets(record, time.time())]
+        sentences += [f"Reading: {note}." for note in notes if note]
+        sentences += [self._end_early()]
         reason = f"the time limit of {describe.duration(limit_s)} was reached"
-        explanation = "\n\n".join(filter(None, told))
+        explanation = "\n\n".join(filter(None, sentences))
         return Outcome("timed out", reason, results=self._results(), explanation=explanation)
 
     def _end_early(self) -> str:

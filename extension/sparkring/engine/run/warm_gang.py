@@ -149,18 +149,18 @@ class WarmGang:
         with held_back(), self.take() as gang:
             asked = time.time()
             started = events.RunStarted(asked, "", "", "", gang.size, self.where, self.wanted.framework, "all")
-            found = replay([started, *(events.RankStarted(asked, *gang.place_of(rank)) for rank in range(gang.size))])
+            record = replay([started, *(events.RankStarted(asked, *gang.place_of(rank)) for rank in range(gang.size))])
             gang.ask_for_stacks()
 
             def listen(timeout_s: float) -> None:
-                nonlocal found
+                nonlocal record
                 heard = gang.poll(timeout_s)
                 self._keep(heard)
-                found = replay(heard, found)
+                record = replay(heard, record)
 
             deadline = time.monotonic() + STACKS_WAIT_S
-            poll_until(lambda: all(rank.stack is not None for rank in found.ranks), deadline, listen)
-        return found
+            poll_until(lambda: all(rank.stack is not None for rank in record.ranks), deadline, listen)
+        return record
 
     def stop(self) -> None:
         """End the ranks, and return when no process of the gang is left."""
@@ -206,8 +206,8 @@ class WarmGang:
         if not self.stream:  # otherwise, the stream starts new ranks, and its record says so
             self._tell(f"the {self.describe()} has ended, and the variables of its cells are lost: {why}")
 
-    def _keep(self, found: list[Event]) -> None:
-        self._kept.add(found)
+    def _keep(self, new_events: list[Event]) -> None:
+        self._kept.add(new_events)
         text = "the ranks printed more between cells than can be kept: the beginning is lost"
         if self._kept.lossy and text not in self.news:
             self.news.append(text)
@@ -221,8 +221,8 @@ class _Kept:
         self._by_rank: dict[int, deque[Event]] = {}
         self._bytes: Counter[int] = Counter()
 
-    def add(self, found: list[Event]) -> None:
-        for event in found:
+    def add(self, new_events: list[Event]) -> None:
+        for event in new_events:
             if isinstance(event, events.Output | events.UserMessage | events.Metrics):
                 if isinstance(event, events.Output) and len(event.data) > KEPT_BYTES:
                     event = event._replace(data=event.data[-KEPT_BYTES:])
@@ -236,11 +236,11 @@ class _Kept:
 
     def taken(self) -> list[Event]:
         """Remove all events, and return them in the order of their times."""
-        found = sorted((event for kept in self._by_rank.values() for event in kept), key=lambda event: event.time)
+        in_order = sorted((event for kept in self._by_rank.values() for event in kept), key=lambda event: event.time)
         self.lossy = False
         self._by_rank.clear()
         self._bytes.clear()
-        return found
+        return in_order
 
 
 def _bytes(event: Event) -> int:
@@ -312,21 +312,21 @@ def find(np: int, say: Tell, place: Place | None = None) -> WarmGang | None:
     `place` is where its ranks run, by default where `np` says. If the gang has been lost, start a new gang in its place
     and return the new gang.
     """
-    found = _at(place or place_of(np))
-    if found is None or found.wanted.np != np or found.busy:
+    gang = _at(place or place_of(np))
+    if gang is None or gang.wanted.np != np or gang.busy:
         return None
-    if found.ended:
-        number = _gangs.index(found)
+    if gang.ended:
+        number = _gangs.index(gang)
         try:
-            fresh = start(found.wanted, say, found._tell)
+            fresh = start(gang.wanted, say, gang._tell)
         except LaunchError as error:
-            raise LaunchError(f"{error} (%gang stop removes the {found.describe()}, which has ended.)") from error
+            raise LaunchError(f"{error} (%gang stop removes the {gang.describe()}, which has ended.)") from error
         _gangs.remove(fresh)
         _gangs.insert(number, fresh)  # the order does not change, because latest() depends on it
-        why = f"the previous one has ended, and the variables of its cells are lost: {found.ended}"
+        why = f"the previous one has ended, and the variables of its cells are lost: {gang.ended}"
         fresh.news.append(f"a new gang: {why}")
         return fresh
-    return found
+    return gang
 
 
 def every() -> list[WarmGang]:
@@ -339,9 +339,9 @@ def stop(place: str = "") -> list[WarmGang]:
 
     If the user interrupts stop(), KeyboardInterrupt is raised only after the gangs have ended.
     """
-    found = [gang for gang in _gangs if place in ("", gang.where)]
-    _stop(found)
-    return found
+    gangs = [gang for gang in _gangs if place in ("", gang.where)]
+    _stop(gangs)
+    return gangs
 
 
 def stop_gang(gang: WarmGang) -> None:
@@ -349,9 +349,9 @@ def stop_gang(gang: WarmGang) -> None:
     _stop([gang] if gang in _gangs else [])
 
 
-def _stop(found: list[WarmGang]) -> None:
+def _stop(gangs: list[WarmGang]) -> None:
     with Interrupts() as interrupts:
-        for gang in found:
+        for gang in gangs:
             gang.stop()
             _gangs.remove(gang)
         if not _gangs:

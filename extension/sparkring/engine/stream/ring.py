@@ -14,7 +14,7 @@ from sparkring.data.keys import KeyedRows, shares_by_key
 from sparkring.data.micro_batches import Rows, share_of
 from sparkring.engine.run import warm_gang
 from sparkring.engine.run.past_cells import PastCells
-from sparkring.engine.run.questions import Questions
+from sparkring.engine.run.questions import RankQuestions
 from sparkring.engine.run.recorder import Recorder
 from sparkring.engine.run.spec import Outcome, seed_of
 from sparkring.engine.run.supervisor import LiveRun, Supervisor
@@ -30,7 +30,7 @@ from sparkring.wire import messages
 from sparkring.worker.rank.batches import Begin, Begun, Save, Train, Trained
 
 if TYPE_CHECKING:
-    from sparkring.checkpointing.directory import Directory
+    from sparkring.checkpointing.directory import CheckpointDirectory
 
 
 class RingEnded(Exception):
@@ -90,7 +90,7 @@ class Ring:
         work: StreamWork,
         options: StreamOptions,
         recorder: StreamRecorder,
-        directory: Directory | None,
+        directory: CheckpointDirectory | None,
         ending: StreamEnding,
     ) -> None:
         self._gang = gang
@@ -239,7 +239,7 @@ class Ring:
 
     def _outcome(self, request: Request, ranks: tuple[int, ...] = ()) -> Outcome:
         ending = self._ending
-        live = LiveRun(self._options.of_run, self._recorder, ending.of_batch, Questions(nobody=True))
+        live = LiveRun(self._options.of_run, self._recorder, ending.of_batch, RankQuestions(nobody=True))
         live = live._replace(calls_off=ending.look)
         try:
             with self._gang.take(self._recorder, lambda: ending.of_batch.seen) as gang:

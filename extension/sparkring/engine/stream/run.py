@@ -49,7 +49,7 @@ from sparkring.wire import messages
 from sparkring.worker.rank.batches import BOUND, Begun
 
 if TYPE_CHECKING:
-    from sparkring.checkpointing.directory import Directory
+    from sparkring.checkpointing.directory import CheckpointDirectory
 
 
 class StreamSpec(NamedTuple):
@@ -76,7 +76,7 @@ class PreparedStream(NamedTuple):
     source: StreamSource
     started: events.RunStarted
     notices: tuple[str, ...]
-    directory: Directory | None
+    directory: CheckpointDirectory | None
 
 
 @dataclass(eq=False, repr=False)
@@ -175,7 +175,7 @@ def _module_names(namespace: Mapping[str, Any]) -> dict[str, str]:
     return {name: value.__name__ for name, value in namespace.items() if isinstance(value, types.ModuleType)}
 
 
-def _source(spec: StreamSpec, directory: Directory | None) -> StreamSource:
+def _source(spec: StreamSpec, directory: CheckpointDirectory | None) -> StreamSource:
     stream = spec.stream
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(stream).__mro__}
     if ("pyspark", "DataFrame") in roots:
@@ -190,7 +190,7 @@ def _source(spec: StreamSpec, directory: Directory | None) -> StreamSource:
     return IteratorSource(stream, spec.called, spec.options)
 
 
-def _saved(directory: Directory | None) -> int:
+def _saved(directory: CheckpointDirectory | None) -> int:
     """Return the number of the last micro-batch whose effect is in the checkpoint to continue from; -1 if none is."""
     return -1 if directory is None or directory.first is None else directory.first.step
 

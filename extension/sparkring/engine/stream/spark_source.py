@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StreamingQuery
 
-    from sparkring.checkpointing.directory import Directory
+    from sparkring.checkpointing.directory import CheckpointDirectory
 
 
 class SparkSource:
     """The micro-batches of `frame`. With a directory of checkpoints, a subfolder has Spark's own."""
 
-    def __init__(self, frame: DataFrame, called: str, options: StreamOptions, directory: Directory | None) -> None:
+    def __init__(
+        self, frame: DataFrame, called: str, options: StreamOptions, directory: CheckpointDirectory | None
+    ) -> None:
         check_stream(frame, called)
         self.described = called
         self._frame = frame

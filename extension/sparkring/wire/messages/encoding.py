@@ -35,17 +35,17 @@ def decode(kind: "type[Message]", fields: dict[str, Any], parts: Sequence[Buffer
     if fields.keys() != plan.converters.keys():
         wrong = ", ".join(sorted(fields.keys() ^ plan.converters.keys()))
         raise MalformedMessage(f"{kind.__name__}: fields that are missing or unknown: {wrong}")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, convert in plan.converters.items():
         try:
-            found[name] = convert(fields[name])
+            values[name] = convert(fields[name])
         except (ValueError, OverflowError) as error:
             raise MalformedMessage(f"{kind.__name__}.{name}: {error}") from None
     if len(parts) != len(plan.binary) and not any(plan.binary.values()):
         raise MalformedMessage(f"{kind.__name__}: {len(parts)} parts instead of {len(plan.binary)}")
     for name, several in plan.binary.items():
-        found[name] = tuple(parts) if several else bytes(parts[0])
-    message = kind(**found)
+        values[name] = tuple(parts) if several else bytes(parts[0])
+    message = kind(**values)
     problem = message.problem() if isinstance(message, Work | Run | Done) else ""
     if problem:
         raise MalformedMessage(f"{kind.__name__}: {problem}")
@@ -104,16 +104,16 @@ def _converter(hint: Any) -> Converter:
     if classes := _classes(hint):
         return _tagged({name: _converter(message_class) for name, message_class in classes.items()})
     if origin in (Union, types.UnionType):
-        (inner,) = (_converter(each) for each in arguments if each is not types.NoneType)
+        (inner,) = (_converter(argument) for argument in arguments if argument is not types.NoneType)
         return lambda value: None if value is None else inner(value)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return _each([_converter(each) for each in arguments], f"list of {len(arguments)}", tuple)
+        return _each([_converter(argument) for argument in arguments], f"list of {len(arguments)}", tuple)
     if origin in (tuple, Sequence):
         kind, convert_item = tuple if origin is tuple else list, _converter(arguments[0])
         return _checked(list, "list", lambda items: kind(map(convert_item, items)))
     if origin in (dict, Mapping):
         convert_value = _converter(arguments[1])
-        return _checked(dict, "object", lambda found: {key: convert_value(item) for key, item in found.items()})
+        return _checked(dict, "object", lambda mapping: {key: convert_value(item) for key, item in mapping.items()})
     return _checked(hint, hint.__name__)
 
 

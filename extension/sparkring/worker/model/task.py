@@ -147,10 +147,10 @@ def _common_type(kinds: Iterable[Any]) -> Any:
     """Return the type that holds the values of all types: a column of integers is float64 in batches with nulls."""
     from pyarrow import list_, null, types
 
-    found = [kind for kind in dict.fromkeys(kinds) if not types.is_null(kind)]
-    if len(found) > 1 and all(map(types.is_list, found)):
-        return list_(_common_type(kind.value_type for kind in found))
-    return next(filter(types.is_floating, found), found[0] if found else null())
+    typed = [kind for kind in dict.fromkeys(kinds) if not types.is_null(kind)]
+    if len(typed) > 1 and all(map(types.is_list, typed)):
+        return list_(_common_type(kind.value_type for kind in typed))
+    return next(filter(types.is_floating, typed), typed[0] if typed else null())
 
 
 def _as_arrow(batch: Any, schema: Any) -> Any:
@@ -162,16 +162,16 @@ def _as_arrow(batch: Any, schema: Any) -> Any:
     import pandas
     import pyarrow
 
-    found: dict[str, Any] = {}
+    series_by_name: dict[str, Any] = {}
     for number, part in enumerate(batch if isinstance(batch, tuple) else (batch,)):
         if isinstance(part, pandas.DataFrame):
-            found.update((f"{number}.{at}", part.iloc[:, at]) for at in range(part.shape[1]))
+            series_by_name.update((f"{number}.{at}", part.iloc[:, at]) for at in range(part.shape[1]))
         else:
-            found[str(number)] = part
-    fields = [None] * len(found) if schema is None else schema
-    columns = [_column(series, field) for series, field in zip(found.values(), fields, strict=False)]
+            series_by_name[str(number)] = part
+    fields = [None] * len(series_by_name) if schema is None else schema
+    columns = [_column(series, field) for series, field in zip(series_by_name.values(), fields, strict=False)]
     if schema is None:
-        return pyarrow.RecordBatch.from_arrays(columns, names=list(found))
+        return pyarrow.RecordBatch.from_arrays(columns, names=list(series_by_name))
     return pyarrow.RecordBatch.from_arrays([in_numbers(column) for column in columns], names=schema.names)
 
 
@@ -222,10 +222,10 @@ def _as_pandas(batch: Any) -> Any:
     """Return the answer as the UDF's result: a Series, or a DataFrame if the UDF returns a struct."""
     import pandas
 
-    found = {name: _as_series(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    columns = {name: _as_series(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     if batch.schema.metadata and b"struct" in batch.schema.metadata:
-        return pandas.DataFrame(found)
-    return next(iter(found.values()))
+        return pandas.DataFrame(columns)
+    return next(iter(columns.values()))
 
 
 def _as_series(column: Any) -> Any:
@@ -289,12 +289,12 @@ class Process:
                 if self._connection is None:
                     self._connection = self._connected()
                 self._connection.send_bytes(sent)
-                told = json.loads(self._connection.recv_bytes())
-                if "error" in told:
-                    raise RuntimeError(self._error(told, len(rows)))
-                found = pyarrow.ipc.open_stream(self._connection.recv_bytes()).read_next_batch()
+                answer = json.loads(self._connection.recv_bytes())
+                if "error" in answer:
+                    raise RuntimeError(self._error(answer, len(rows)))
+                outputs = pyarrow.ipc.open_stream(self._connection.recv_bytes()).read_next_batch()
                 self._rows += len(rows)
-                return found
+                return outputs
             except (OSError, EOFError, _Ended) as error:
                 output = str(error) if isinstance(error, _Ended) else self._output()
                 self.close()
@@ -305,12 +305,12 @@ class Process:
             f"{self._place(self._rows, len(rows))}. Perhaps it ran out of memory. Its last output: {output}"
         )
 
-    def _error(self, told: dict[str, Any], rows: int) -> str:
-        if not told["of_rows"]:
-            return f"sparkring: {told['error']}"
-        row = told["row"]
+    def _error(self, answer: dict[str, Any], rows: int) -> str:
+        if not answer["of_rows"]:
+            return f"sparkring: {answer['error']}"
+        row = answer["row"]
         place = self._place(self._rows, rows) if row is None else self._place(self._rows + row, 1)
-        return f"sparkring: {place}: {told['error']}"
+        return f"sparkring: {place}: {answer['error']}"
 
     def finish(self) -> None:
         """Tell the process that all rows have been sent."""
@@ -461,8 +461,8 @@ def _visible(gpus: Sequence[str]) -> dict[str, str]:
 
 def _temporary() -> str:
     """Return the folder for temporary files, or /tmp if a socket's path would then be longer than macOS allows."""
-    found = tempfile.gettempdir()
-    return found if len(found) < 54 else "/tmp"
+    folder = tempfile.gettempdir()
+    return folder if len(folder) < 54 else "/tmp"
 
 
 def _threads() -> dict[str, str]:
@@ -475,6 +475,6 @@ def _threads() -> dict[str, str]:
 
 def _check_private(folder: str) -> None:
     """Raise an error unless only this user can enter a folder. Raise FileNotFoundError if it does not exist."""
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise RuntimeError(f"sparkring: {folder} belongs to another user, or others can enter it: remove the folder.")

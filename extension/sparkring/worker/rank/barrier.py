@@ -14,10 +14,10 @@ def names(rows: int) -> dict[str, Any]:
     """Return the variables that the cell is given. `rows` is the field of the Ticket."""
     from pyspark import BarrierTaskContext
 
-    return {"context": BarrierTaskContext.get(), "rows": Rows(rows)}
+    return {"context": BarrierTaskContext.get(), "rows": TaskRows(rows)}
 
 
-class Rows(Iterator[Any]):
+class TaskRows(Iterator[Any]):
     """The rows of this rank's partition. They can be read only once, and arrive from Spark while they are being read.
 
     Iterating yields each row as a pyspark.sql.Row. `pandas()` yields a pandas.DataFrame for each batch of rows, and

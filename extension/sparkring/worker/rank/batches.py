@@ -154,8 +154,8 @@ class BatchWork:
         """Yield what the cell runs on: the rows of one key after another or, without keys, all rows of the rank."""
         rows: Any = order.rows
         if self._begin.keyed:
-            for each in rows.of_keys(order.nulls, arrow=self._begin.arrow):
-                yield _Part({"batch": each.batch, "key": each.key}, each.digest)
+            for part in rows.of_keys(order.nulls, arrow=self._begin.arrow):
+                yield _Part({"batch": part.batch, "key": part.key}, part.digest)
         else:
             batch = rows.table() if self._begin.arrow else rows.columns(order.nulls)
             yield _Part({"batch": batch}, world.world().rank * RANKS_APART)

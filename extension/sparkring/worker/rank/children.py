@@ -60,12 +60,12 @@ def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
     """
     from sparkring.capture.packing import pack
 
-    found = {
+    definitions = {
         name: value
         for name, value in namespace.items()
         if isinstance(value, _DEFINITIONS) and value.__module__ == "__main__"
     }
-    packed = pack(found, namespace)
+    packed = pack(definitions, namespace)
     problems = {name: str(problem) for name, problem in packed.problems.items()}
     return packed.payload, [bytearray(buffer) for buffer in packed.buffers], problems
 

@@ -121,10 +121,10 @@ def display(
         if not raw and hasattr(type(value), "_ipython_display_"):
             value._ipython_display_()
             continue
-        found = dict(value) if raw else _bundle(value, include)
+        forms = dict(value) if raw else _bundle(value, include)
         kept = {
             kind: data
-            for kind, data in found.items()
+            for kind, data in forms.items()
             if kind == "text/plain" or ((not include or kind in include) and kind not in (exclude or ()))
         }
         _show(kept, handle.display_id if handle else "", update=update)
@@ -158,23 +158,23 @@ def display_html(html: str) -> None:
 
 def _bundle(value: object, include: Collection[str] | None) -> dict[str, Any]:
     """Return the forms of a value by MIME type. A form is left out if the value's method for it raises an error."""
-    found: dict[str, Any] = {"text/plain": _repr(value)}
+    forms: dict[str, Any] = {"text/plain": _repr(value)}
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     if figure is not None and isinstance(value, figure):
-        found["image/png"] = png(value)
-        found["text/plain"] = _titled(found["text/plain"], value)
-        return found
+        forms["image/png"] = png(value)
+        forms["text/plain"] = _titled(forms["text/plain"], value)
+        return forms
     bundle = _call(value, "_repr_mimebundle_", include=include, exclude=None)
     if isinstance(bundle, Mapping):
-        found.update(bundle)
+        forms.update(bundle)
     for kind, method in _METHODS.items():
-        if method and kind not in found:
+        if method and kind not in forms:
             data = _call(value, method)
             if data is not None:
-                found[kind] = data
-                if not _has_scripts(found):
+                forms[kind] = data
+                if not _has_scripts(forms):
                     break  # _richest() would not choose the forms that follow
-    return found
+    return forms
 
 
 def png(figure: Any) -> bytes:
@@ -191,16 +191,16 @@ def _titled(text: str, figure: Any) -> str:
     """
     titles = [figure.get_suptitle()] if hasattr(figure, "get_suptitle") else []  # since matplotlib 3.8
     titles += [axes.get_title() for axes in figure.axes]
-    told = "; ".join(dict.fromkeys(" ".join(title.split()) for title in titles if title.strip()))
-    return f"{text[:-1]}: {told}>" if told and text.endswith(">") else text
+    joined = "; ".join(dict.fromkeys(" ".join(title.split()) for title in titles if title.strip()))
+    return f"{text[:-1]}: {joined}>" if joined and text.endswith(">") else text
 
 
 def _call(value: object, method: str, **arguments: Any) -> Any:
-    found = getattr(type(value), method, None)
-    if found is None:
+    form = getattr(type(value), method, None)
+    if form is None:
         return None
     try:
-        data = found(value, **arguments)
+        data = form(value, **arguments)
     except Exception:  # this is the user's own code; the value's other forms remain
         return None
     return data[0] if isinstance(data, tuple) and data else data  # the second item of a pair is metadata
@@ -240,17 +240,17 @@ def _richest(bundle: Mapping[str, Any]) -> tuple[DisplayType, bytes] | None:
 def _show(bundle: Mapping[str, Any], display_id: str, *, update: bool) -> None:
     global _shown, _clears
     text = str(bundle.get("text/plain", "")) or f"<{', '.join(bundle)}>"
-    found = _richest(bundle)
-    if found is None or not update:  # for an update, the text is printed only if the driver gets no other form
+    richest = _richest(bundle)
+    if richest is None or not update:  # for an update, the text is printed only if the driver gets no other form
         _print(text)
-    if found is None or _send is None:
+    if richest is None or _send is None:
         return
     known = _numbers.get(display_id) if update else None
     if known is None:
         known = _shown = _shown + 1
         if display_id:
             _numbers[display_id] = known
-    kind, data = found
+    kind, data = richest
     sent = data if len(data) <= DISPLAY_BYTES else b""
     message = Displayed(known, kind, sent, text[:DISPLAY_TEXT_CHARACTERS], len(data), _clears)
     _clears = False

@@ -12,12 +12,12 @@ _PLACE = re.compile(r"\$\$|\{\{|\}\}|\$(?P<name>[A-Za-z_]\w*)|\{(?P<expression>[
 
 def names_in(text: str) -> set[str]:
     """Return the names that expand() would look up in `text`."""
-    found: set[str] = set()
+    names: set[str] = set()
     for place in _PLACE.finditer(text):
         with contextlib.suppress(SyntaxError):
             tree = ast.parse(place["name"] or place["expression"] or "", mode="eval")
-            found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return found
+            names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return names
 
 
 def expand(text: str, namespace: dict[str, Any]) -> str:
@@ -27,14 +27,14 @@ def expand(text: str, namespace: dict[str, Any]) -> str:
     variable `HOME`.
     """
 
-    def put_in(found: re.Match[str]) -> str:
-        whole = found[0]
+    def put_in(place: re.Match[str]) -> str:
+        whole = place[0]
         if whole in ("$$", "{{", "}}"):
             return whole[0]
-        if found["name"]:
-            return str(namespace[found["name"]]) if found["name"] in namespace else whole
+        if place["name"]:
+            return str(namespace[place["name"]]) if place["name"] in namespace else whole
         try:
-            return str(eval(found["expression"], namespace))
+            return str(eval(place["expression"], namespace))
         except Exception:  # as in IPython, the braces are left to the shell
             return whole
 

@@ -67,8 +67,8 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> Failure:
     name = type(error).__qualname__
     text = _text_of(error)
     if isinstance(error, SystemExit):
-        said = "" if error.code is None else repr(error.code)
-        summary = f"called sys.exit({said})"
+        code = "" if error.code is None else repr(error.code)
+        summary = f"called sys.exit({code})"
     elif isinstance(error, KeyboardInterrupt):
         summary = "interrupted"
     else:
@@ -87,12 +87,12 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> Failure:
 
 def _chain(error: BaseException) -> list[BaseException]:
     """Return the exception and the exceptions that Python's traceback shows with it: its causes and contexts."""
-    found: list[BaseException] = []
-    each: BaseException | None = error
-    while each is not None and all(each is not other for other in found):
-        found.append(each)
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
-    return found
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and all(link is not other for other in chain):
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return chain
 
 
 def _cause(error: BaseException, fault: GpuFault | None) -> FailureCause:
@@ -102,7 +102,7 @@ def _cause(error: BaseException, fault: GpuFault | None) -> FailureCause:
         return "damaged checkpoint"
     if fault is not None:
         return "out of memory" if fault.kind == "out of memory" else "exception"
-    texts = [f"{type(each).__qualname__}: {_text_of(each)}" for each in _chain(error)]
+    texts = [f"{type(link).__qualname__}: {_text_of(link)}" for link in _chain(error)]
     if any(mark in text for text in texts for mark in _ECHOES):
         return "echo"
     if isinstance(error, SystemExit):
@@ -143,10 +143,10 @@ def _skip_ours(error: BaseException) -> Any:
 
 def _leave_out_ours(parts: traceback.TracebackException | None, error: BaseException) -> None:
     """Remove the frames of sparkring from `parts`, the traceback of `error`, and from the tracebacks chained to it."""
-    for each in _chain(error):
+    for link in _chain(error):
         if parts is None:
             return
-        kept = [frame for frame in parts.stack if not _is_ours(frame.filename, each)]
+        kept = [frame for frame in parts.stack if not _is_ours(frame.filename, link)]
         parts.stack = traceback.StackSummary.from_list(kept)
         parts = parts.__cause__ or parts.__context__
 
@@ -168,7 +168,7 @@ def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
     Frames of sparkring at the end are left out. Most errors there are about a wrong argument, such as
     `log(loss="high")`. The traceback in the log has these frames.
     """
-    found = []
+    frames = []
     for frame, number_or_none in traceback.walk_tb(_skip_ours(error)):
         line = number_or_none or 0  # generated code may have no line numbers
         filename = frame.f_code.co_filename
@@ -184,10 +184,10 @@ def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
                     source.append(SourceLine(number, text.rstrip("\n")))
         # On a rank, the file names of cells contain numbers.
         name = CELL_NAME if filename == cell else EARLIER_CELL if is_cell(filename) else filename
-        found.append(CodeFrame(name, line, frame.f_code.co_name, in_cell, tuple(source)))
-    while found and found[-1].filename.startswith(_PACKAGE):
-        found.pop()
-    return tuple(found[-MOST_FRAMES:])
+        frames.append(CodeFrame(name, line, frame.f_code.co_name, in_cell, tuple(source)))
+    while frames and frames[-1].filename.startswith(_PACKAGE):
+        frames.pop()
+    return tuple(frames[-MOST_FRAMES:])
 
 
 def _advice(error: BaseException) -> str:
@@ -264,12 +264,12 @@ def _fits_among_workers(error: BaseException) -> bool:
 def _unknown_name(error: BaseException) -> str:
     """Return the name that the code did not find in the rank's `__main__`; '' if the error has another reason."""
     if isinstance(error, NameError):
-        found = _NOT_DEFINED.search(str(error))  # in a NameError from pandas, `name` is not set
-        return error.name or (found[1] if found else "")
+        unknown = _NOT_DEFINED.search(str(error))  # in a NameError from pandas, `name` is not set
+        return error.name or (unknown[1] if unknown else "")
     if isinstance(error, AttributeError) and error.obj is sys.modules["__main__"]:
         return error.name or ""
-    if isinstance(error, AttributeError) and (found := _NOT_IN_MAIN.search(str(error))):
-        return found[1]
+    if isinstance(error, AttributeError) and (unknown := _NOT_IN_MAIN.search(str(error))):
+        return unknown[1]
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         mine = [frame for frame in frames if frame.f_globals.get("__name__") == "__main__"]

@@ -56,7 +56,7 @@ def _read(path: str) -> Any:
 
 def _sentence(dump: Any) -> str:
     entries = dump["entries"] if isinstance(dump, dict) else dump
-    pending = [each for each in entries if each.get("state", "") not in _ENDED]
+    pending = [entry for entry in entries if entry.get("state", "") not in _ENDED]
     if not pending:
         return ""
     first = pending[0]
@@ -70,9 +70,9 @@ def _sentence(dump: Any) -> str:
 
 def _called_at(entry: Any) -> str:
     frames = entry.get("frames") or ()
-    mine = next((each for each in frames if is_cell(each["filename"])), None)
+    mine = next((frame for frame in frames if is_cell(frame["filename"])), None)
     if mine is not None:
         return f", called on line {mine['line']} of a cell,"
-    outside = (each for each in frames if f"{os.sep}torch{os.sep}" not in each["filename"])
+    outside = (frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame["filename"])
     caller = next(outside, None)
     return f", called at {os.path.basename(caller['filename'])}:{caller['line']}," if caller else ""

@@ -86,7 +86,7 @@ def find_in_output(text: str, rank: int, own: Sequence[str]) -> GpuFault | None:
 
 def _kind(error: BaseException, text: str) -> GpuFaultKind | None:
     package = type(error).__module__.partition(".")[0]
-    names = {each.__name__ for each in type(error).__mro__}
+    names = {base.__name__ for base in type(error).__mro__}
     if package in _PACKAGES and not names.isdisjoint(_OUT_OF_MEMORY):
         return None if "device:CPU" in text else "out of memory"
     if not names.isdisjoint(_JAX_ERRORS) and text.startswith("RESOURCE_EXHAUSTED"):
@@ -126,7 +126,7 @@ def _address(text: str) -> str:
     if number is None:
         return own[0] if len(own) == 1 else ""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    addresses = gpus.visible() if seen is None else [each.strip() for each in seen.split(",") if each.strip()]
+    addresses = gpus.visible() if seen is None else [address.strip() for address in seen.split(",") if address.strip()]
     return addresses[number] if number < len(addresses) else ""
 
 

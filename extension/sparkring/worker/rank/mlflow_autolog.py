@@ -26,13 +26,13 @@ _told: Mapping[str, str] = {}
 _waiting: dict[str, dict[str, Any]] = {}  # the arguments of each autolog() that has not been called yet
 
 
-def turn_on(told: Mapping[str, str]) -> None:
-    """Call the notebook's autolog() functions; `told` is as in NotebookState. Only changes have an effect."""
+def turn_on(settings: Mapping[str, str]) -> None:
+    """Call the notebook's autolog() functions; `settings` is as in NotebookState. Only changes have an effect."""
     global _told
-    before, _told = _told, told
-    if told == before or world.world().rank:
+    before, _told = _told, settings
+    if settings == before or world.world().rank:
         return
-    for name, written in told.items():
+    for name, written in settings.items():
         arguments = json.loads(written)
         if before.get(name) != written and (name in before or not arguments.get("disable")):
             _waiting[name] = arguments

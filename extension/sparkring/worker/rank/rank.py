@@ -393,7 +393,7 @@ def _packed(name: str, value: Any) -> tuple[messages.PackedValue, list[messages.
 
     packed = messages.PackedValue(name, type_name(value), 0, "")
     try:
-        found = returning.pack_value(value)
+        packing = returning.pack_value(value)
     except Exception as error:  # packing calls the objects' own code, which may raise anything
         packed = packed._replace(error=returning.in_words(error))
         rest = returning.salvaged(value)
@@ -401,8 +401,8 @@ def _packed(name: str, value: Any) -> tuple[messages.PackedValue, list[messages.
             return packed, []
         packed = packed._replace(parts=len(rest.parts), is_state_dict=rest.is_state_dict, left_out=rest.left_out)
         return packed, list(rest.parts)
-    pieces = [*found.parts, *([cloudpickle.dumps(found.shards, protocol=5)] if found.shards else ())]
-    return packed._replace(parts=len(pieces), without=found.without, shards=bool(found.shards)), pieces
+    pieces = [*packing.parts, *([cloudpickle.dumps(packing.shards, protocol=5)] if packing.shards else ())]
+    return packed._replace(parts=len(pieces), without=packing.without, shards=bool(packing.shards)), pieces
 
 
 def exit_code(end: SystemExit) -> int:

@@ -138,11 +138,11 @@ class Shell:
             )
         from sparkring.capture.scripts import defaults_in, split_arguments
 
-        found, variables = scripts[line], vars(sys.modules["__main__"])
-        arguments = split_arguments(self._expand(found.arguments), patterns=found.patterns)
-        defaults = set().union(*(defaults_in(found.parts[index][1]) for index in found.parameters))
+        script, variables = scripts[line], vars(sys.modules["__main__"])
+        arguments = split_arguments(self._expand(script.arguments), patterns=script.patterns)
+        defaults = set().union(*(defaults_in(script.parts[index][1]) for index in script.parameters))
         given = {name for name in defaults if name in variables and variables[name] is not _at_start.get(name, scripts)}
-        run_script(_with_given(found, given) if given else found, arguments)
+        run_script(_with_given(script, given) if given else script, arguments)
         _at_start.update((name, variables[name]) for name in defaults - given if name in variables)
 
     def _time(self, line: str) -> Any:

@@ -191,7 +191,7 @@ def _measured_model(value: Any) -> _Model:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
         tensors = list(value.parameters())
-        return _Model(sum(each.numel() for each in tensors), sum(each.nbytes for each in tensors))
+        return _Model(sum(tensor.numel() for tensor in tensors), sum(tensor.nbytes for tensor in tensors))
     for name in ("keras", "tf_keras"):
         keras = sys.modules.get(name)
         if keras is not None and isinstance(value, keras.Model) and value.built:
@@ -202,5 +202,5 @@ def _measured_model(value: Any) -> _Model:
 
 def _bits(dtype: Any) -> int:
     """Return how many bits a number of this type has, according to the type's name: 32 for float32."""
-    found = re.search(r"\d+$", getattr(dtype, "name", str(dtype)))
-    return int(found[0]) if found else 32
+    number = re.search(r"\d+$", getattr(dtype, "name", str(dtype)))
+    return int(number[0]) if number else 32
