@@ -21,7 +21,7 @@ from sparkring.capture.packing import pack, unpack_names
 from sparkring.capture.source_lines import keep_lines
 from sparkring.checkpointing.results import KeptResults
 from sparkring.engine.foreach import api as foreach_api
-from sparkring.engine.foreach import kept, pool, slot, slots
+from sparkring.engine.foreach import item_execution, kept, pool, slot, slots
 from sparkring.engine.foreach.items import Items, Targets
 from sparkring.engine.foreach.meaning import meaning_of
 from sparkring.engine.foreach.options import ForeachOptions
@@ -302,7 +302,7 @@ def test_while_ranks_wait_to_start(runs, monkeypatch):
 
 def test_an_item_that_takes_too_long(runs, monkeypatch):
     """The item is interrupted, and its process is replaced. Meanwhile, other items continue."""
-    monkeypatch.setattr(slot, "TIMEOUT_GRACE_S", 0.1)
+    monkeypatch.setattr(item_execution, "TIMEOUT_GRACE_S", 0.1)
 
     def cell(rank: FakeRank, item: int) -> int:
         if item == 1:

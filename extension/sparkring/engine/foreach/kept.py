@@ -16,9 +16,9 @@ from sparkring.checkpointing.compatibility import changed_words
 from sparkring.checkpointing.directory import CheckpointDirectory, open_directory
 from sparkring.checkpointing.entries import Last
 from sparkring.checkpointing.results import ITEMS, KeptResult, KeptResults, RunCode, user_secret
+from sparkring.engine.foreach.item_execution import Ended
 from sparkring.engine.foreach.meaning import Meaning
 from sparkring.engine.foreach.schedule import Item
-from sparkring.engine.foreach.slot import Ended
 from sparkring.history import describe, run_store
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.record import RunRecord

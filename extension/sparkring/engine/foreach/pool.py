@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparkring.engine.foreach.item_execution import Ended
 from sparkring.engine.foreach.items import ItemProblem, Items
 from sparkring.engine.foreach.schedule import Item, ItemAttempt, Schedule
-from sparkring.engine.foreach.slot import Ended, Slot, SlotSettings
+from sparkring.engine.foreach.slot import Slot, SlotSettings
 from sparkring.engine.foreach.slots import LOOK_EVERY_S, ItemSlots
 from sparkring.engine.run.recorder import Recorder
 from sparkring.errors import LaunchError
