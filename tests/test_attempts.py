@@ -12,7 +12,7 @@ from sparkring.history.events import CheckpointSaved, CodeFrame, Failure
 from sparkring.history.record import Attempt, Checkpoint
 from sparkring.wire.messages import Exited, Run
 from sparkring.worker.member import process
-from sparkring.worker.member.member import Member
+from sparkring.worker.member.member import Member, RankRequests
 
 KILLED = Failure("signal", "killed by SIGKILL")
 LINE_7 = (CodeFrame("<cell>", 7, "<module>", in_cell=True),)
@@ -102,11 +102,11 @@ def test_the_cause_of_other_failures():
 def test_memory_that_ran_out_before_the_request(monkeypatch):
     """Only kills since the rank was given its last request count."""
     member = Member.__new__(Member)
-    member.busy_since, member.oom_before, member.to_rank = None, 0, None
+    member.requests, member.rank = RankRequests(), SimpleNamespace(channel=None)
     member.home = SimpleNamespace(receive_head=lambda: SimpleNamespace(kind=Run), pass_on=lambda head, rank: None)
     monkeypatch.setattr(process, "out_of_memory_kills", lambda: 3)
     member.from_home()
-    assert member.oom_before == 3
+    assert member.requests.oom_kills == 3
 
 
 def test_the_pause_grows_with_attempts_in_vain():

@@ -34,7 +34,8 @@ from sparkring.runtime.world import World
 from sparkring.wire import messages
 from sparkring.wire.channel import Connection, pair
 from sparkring.wire.messages import MalformedMessage, Message, RankNews, decode, encode
-from sparkring.worker.member.member import Member, RankProcess
+from sparkring.worker.member.member import Member
+from sparkring.worker.member.rank_process import RankProcess
 
 NEWS = RankNews(("x", "y"), True, 40_000, 1 << 30, seconds=0.5)
 FAILURE = messages.Failure(
@@ -176,7 +177,8 @@ class Between:
         ticket = Ticket(0, "127.0.0.1", 1, "", [], [], sys.prefix)
         process = RankProcess(self.sleeper.pid, ours, out, err, stacks)
         self.member = Member(ticket, process, lambda: False, Connection(home))
-        self.ends = [ours, self.rank, self.driver, self.member.home]
+        selectors = self.member.control, self.member.output.selector
+        self.ends = [ours, self.rank, self.driver, self.member.home, *selectors]
         assert isinstance(self.driver.receive(), messages.Hello)
 
     def close(self) -> None:
@@ -210,7 +212,7 @@ def test_a_member_obeys_an_order(between, order):
     match order:
         case messages.Stop():
             assert between.sleeper.wait(DEADLINE_S) == -order.signal
-            assert between.member.kill_at is not None
+            assert between.member.rank.kill_at is not None
         case messages.Interrupt():
             assert between.sleeper.wait(DEADLINE_S) == -signal.SIGINT
         case messages.GiveBack():

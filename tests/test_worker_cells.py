@@ -58,7 +58,7 @@ def test_an_interrupt_before_the_rank_is_ready() -> None:
     """If Stop reaches a rank while it still imports its own modules, the rank ends without a traceback."""
     code = """
 import os, signal, sys, types
-from sparkring.worker.member import member
+from sparkring.worker.member import rank_process
 
 class Interrupting:
     def find_spec(self, name, *_):
@@ -66,7 +66,7 @@ class Interrupting:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())
-rank = member._fork_rank(types.SimpleNamespace(rows=-1, context=b""))
+rank = rank_process.fork_rank(types.SimpleNamespace(rows=-1, context=b""))
 print(os.waitstatus_to_exitcode(os.waitpid(rank.pid, 0)[1]), os.read(rank.stderr, 9_999))
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"-2 b''\n"

@@ -92,6 +92,7 @@ class Connection:
         self._came = bytearray()  # bytes that have been read from the socket, but not returned yet
         self._room = memoryview(bytearray(READ_BYTES))
         self._held = bytearray()  # frames that send() or pass_on() has held back
+        self.held_since: float | None = None  # when the first of these frames was held back
         self.heard_at = time.monotonic()
 
     def fileno(self) -> int:
@@ -116,7 +117,7 @@ class Connection:
             if self._broken:
                 raise ChannelClosed("the connection was lost in the middle of a frame")
             if hold and len(prefix) + sum(sizes) <= RELAY_BYTES:
-                self._held += b"".join([prefix, *views])
+                self._hold(b"".join([prefix, *views]))
                 return
             prefix = self._take_held() + prefix
             try:
@@ -187,7 +188,7 @@ class Connection:
         if left <= RELAY_BYTES:  # a small frame is sent in one piece, so that the receiving process wakes only once
             frame = self.receive_frame(head)
             if hold:
-                other._held += frame
+                other._hold(frame)
             else:
                 other.send_frame(frame)
             return
@@ -206,9 +207,15 @@ class Connection:
                 other._broken = True
                 raise ChannelClosed(str(error)) from error
 
+    def _hold(self, frame: bytes) -> None:
+        if self.held_since is None:
+            self.held_since = time.monotonic()
+        self._held += frame
+
     def _take_held(self) -> bytes:
         held = bytes(self._held)
         self._held.clear()
+        self.held_since = None
         return held
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ class OwnModules:
         For a module that was imported or reloaded after the previous call, look for changes after `since`, a time at
         which the module was already loaded. If a module raises an error, the next call tries it again.
         """
-        for name in sys.modules.keys() - self._seen:
+        for name in [name for name in sys.modules.copy() if name not in self._seen]:
             self._seen.add(name)
             spec = _spec(name)
             if spec is not None and _is_own(spec) and len(self._watched) < _MOST:
