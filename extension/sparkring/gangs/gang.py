@@ -1,33 +1,34 @@
 """A gang: N ranks that are connected to the driver, whichever launcher started them.
 
-`Members` knows which members have connected, `Inbox` receives their messages, and `Outbox` sends messages to them. A
-gang runs one request after another, each as an Execution: a cold gang runs one request, a warm gang many. A gang of one
-rank can be sent requests in advance.
+`Members` knows which members have connected, `Inbox` receives their messages, `Outbox` sends messages to them, and
+`RequestSender` makes each request into messages. A gang runs one request after another, each as an Execution: a cold
+gang runs one request, a warm gang many. A gang of one rank can be sent requests in advance.
 """
 
 from __future__ import annotations
 
 import collections
-import os
+import enum
 import secrets
 import signal
 import socket
 import sys
 import time
-import weakref
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.executor.orders import Ticket
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.frameworks.base import Framework, Start
 from sparkring.gangs.execution import Execution, Request
+from sparkring.gangs.gpus import GangGpus
 from sparkring.gangs.inbox import Arrival, Inbox
 from sparkring.gangs.members import Members
 from sparkring.gangs.outbox import Outbox
-from sparkring.gangs.reports import as_event, exit_failure, with_gpu_explained
+from sparkring.gangs.reports import as_event, exit_failure
+from sparkring.gangs.sender import RequestSender
 from sparkring.history import describe, events
-from sparkring.history.events import Event, Failure, GpuHolder
+from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
 from sparkring.runtime.world import World
 from sparkring.wire import messages
@@ -37,6 +38,20 @@ SILENT_LIMIT_S = 30.0  # a member that sends nothing for this long counts as los
 # piece, for the Exited message.
 TIMELINE_S = 20.0
 LOST_WAIT_S = 2.0  # wait this long for the reason why a member was lost: Spark learns the reason only a moment later
+
+
+class Joining(NamedTuple):
+    """Members are being launched since `since`. `early` are messages from members that have no rank yet."""
+
+    since: float
+    early: list[Arrival]
+
+
+class End(enum.Enum):
+    """How the ranks were asked to end. From then on, the exit of a rank is not a failure."""
+
+    LEAVING = "leaving"  # by themselves: there are no more requests
+    STOPPING = "stopping"  # by a signal, also in the middle of a request
 
 
 class Gang:
@@ -51,26 +66,20 @@ class Gang:
     """
 
     def __init__(self, launcher: Launcher, size: int, on_arrival: Callable[[], object] = lambda: None) -> None:
-        self.size = size
         self.launcher = launcher
         self.execution: Execution | None = None
+        self.taking_back = False
+        self._ahead: collections.deque[Execution] = collections.deque()  # the executions after the current one
         self._members = Members(size)
         self._inbox = Inbox(size, self._members.admit, on_arrival)
         self._outbox = Outbox(self._members.connections)
-        self._frameworks: dict[str, Framework] = {}
-        self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # last report on each GPU; members report changes
-        self._gpu_troubles: dict[int, list[events.GpuTrouble]] = {}  # by rank; of this execution, and lost GPUs
-        self.taking_back = False
-        self._ahead: collections.deque[Execution] = collections.deque()  # the executions after the current one
+        self._sender = RequestSender(launcher, self._members, self._outbox)
+        self._gpus = GangGpus(self._members)
         self._arrived: collections.deque[Arrival] = collections.deque()  # messages that poll() has not processed yet
-        self._early: list[Arrival] = []  # messages from members that have no rank yet
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns
-        self._started = self._polled = time.monotonic()
-        self._timeline_until = 0.0
-        self._work: messages.Work | None = None  # the Work that was last sent to the ranks
-        self._modules: dict[int, messages.ModuleFiles] = {}  # by member, what was last sent to its rank
-        self._leaving = False
-        self._stopping = False
+        self._joining: Joining | None = Joining(time.monotonic(), [])  # None once the gang is up
+        self._end: End | None = None
+        self._timeline_until: float | None = None
 
     # ── lifetime ──────────────────────────────────────────────────────────────
 
@@ -85,7 +94,7 @@ class Gang:
                 advice = "Set spark.sparkring.driver.port to a free port, or leave it unset."
             where = f"{launcher.bind_host}:{launcher.port}"
             raise LaunchError(f"the driver cannot listen on {where}: {error.strerror or error}. {advice}") from error
-        self._started = time.monotonic()
+        self._joining = Joining(time.monotonic(), [])
         launcher.start(self.size, Ticket(-1, launcher.host, port, secret.hex(), sys.prefix))
 
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
@@ -111,7 +120,7 @@ class Gang:
         """
         execution = Execution(request, (0,))
         self._ahead.append(execution)
-        self._send(execution, hold=True)
+        self._sender.send(execution, hold=True)
         return execution
 
     def send_ahead(self) -> None:
@@ -148,13 +157,12 @@ class Gang:
         """End the remaining processes, wait for them to exit, and release all resources. A second call does nothing."""
         if self.closed:
             return
-        self._stopping = True
-        _up.discard(self)
+        self._end = End.STOPPING
+        self._gpus.close()
         try:
             self._inbox.close(self._take, self._end_members)
         finally:
-            for framework in self._frameworks.values():
-                framework.close()
+            self._sender.close()
             self._outbox.join()
 
     def _end_members(self) -> None:
@@ -164,6 +172,10 @@ class Gang:
         self.launcher.stop(0.5 if self._outbox.busy else 3.0, joined=bool(self._members.connections))
 
     # ── state ─────────────────────────────────────────────────────────────────
+
+    @property
+    def size(self) -> int:
+        return self._members.size
 
     @property
     def up(self) -> bool:
@@ -197,12 +209,11 @@ class Gang:
     @property
     def timeline_pending(self) -> bool:
         """Whether the timeline of a rank that has exited is still being sent."""
-        return time.monotonic() < self._timeline_until
+        return self._timeline_until is not None and time.monotonic() < self._timeline_until
 
     def place_of(self, rank: int) -> tuple[int, str, int]:
         """Return the rank, its node and its process id."""
-        member = self._members.member_of[rank]
-        return rank, self._members.worlds[member].node, self._members.hellos[member].pid
+        return self._members.place_of(rank)
 
     # ── orders ────────────────────────────────────────────────────────────────
 
@@ -230,12 +241,12 @@ class Gang:
 
     def leave(self) -> None:
         """Tell the ranks to exit; there are no more requests."""
-        self._leaving = True
+        self._end = self._end or End.LEAVING
         self._outbox.send_all(messages.Leave())
 
     def stop(self, number: int, grace_s: float) -> None:
         """Send the signal `number` to every rank's process group, and kill the remaining processes after `grace_s`."""
-        self._stopping = True
+        self._end = End.STOPPING
         self._outbox.send_all(messages.Stop(int(number), grace_s))
 
     def ask_for_stacks(self) -> None:
@@ -249,15 +260,15 @@ class Gang:
             return self._lost(arrival.member, arrival.end)
         if isinstance(arrival.report, messages.Hello):
             return self._joined(arrival.report)
-        if not self.up:
-            self._early.append(arrival)  # _enter_world() processes it when the member has its rank
+        if self._joining is not None:
+            self._joining.early.append(arrival)  # _enter_world() processes it when the member has its rank
             return []
         return self._reported(self._members.worlds[arrival.member].rank, arrival.report)
 
     def _joined(self, hello: messages.Hello) -> list[Event]:
         self._members.hellos[hello.member] = hello
         joined: list[Event] = [events.MemberJoined(time.time(), hello.member, hello.host)]
-        if self._stopping:  # the other members were told to stop before this one connected
+        if self._end is End.STOPPING:  # the other members were told to stop before this one connected
             self._outbox.send(hello.member, messages.Stop(signal.SIGKILL, 0.0))
         elif not self._members.missing:
             joined += self._enter_world()
@@ -271,12 +282,13 @@ class Gang:
         by_node = execution is None or FRAMEWORKS[execution.request.framework].by_node
         for member, order in self._members.place(by_node=by_node, pins_gpus=self.launcher.pins_gpus).items():
             self._outbox.send(member, order)
-        _up.add(self)
+        self._gpus.open()
         self.launcher.note_gpus(self._members.gpus_on(socket.gethostname()))
-        found = [] if execution is None else self._begin(execution)
-        for arrival in self._early:
-            found += self._take(arrival)
-        return found
+        joining, self._joining = self._joining, None
+        news = [] if execution is None else self._begin(execution)
+        for arrival in joining.early if joining is not None else ():
+            news += self._take(arrival)
+        return news
 
     def _reported(self, rank: int, report: messages.Report) -> list[Event]:
         match report:
@@ -304,13 +316,13 @@ class Gang:
             case messages.Exited():
                 return self._exited(rank, exit_failure(report))
             case messages.GpuTrouble():
-                self._gpu_troubles.setdefault(rank, []).append(report)
+                self._gpus.note_trouble(rank, report)
                 return [events.Notice(time.time(), describe.gpu_trouble(report, rank))]
             case messages.TimelinePart():
                 self._timeline_until = time.monotonic() + TIMELINE_S
         event = as_event(time.time(), rank, report)
         if isinstance(event, events.GpuUsed):
-            self._gpus[rank, event.address] = event
+            self._gpus.note_used(event)
         return [event]
 
     def _heard(self, rank: int, news: messages.RankNews) -> None:
@@ -323,57 +335,28 @@ class Gang:
     # ── requests ──────────────────────────────────────────────────────────────
 
     def _begin(self, execution: Execution) -> list[Event]:
-        self._send(execution)
+        self._sender.send(execution)
         return self._begun(execution)
-
-    def _send(self, execution: Execution, *, hold: bool = False) -> None:
-        request = execution.request
-        framework = self._framework(request.framework)
-        if request.work is not None and request.work is not self._work:
-            self._outbox.send_all(request.work)
-            self._work = request.work
-        for rank in execution.ranks:
-            member = self._members.member_of[rank]
-            if request.own_modules is not None and self._modules.get(member) != request.own_modules:
-                self._outbox.send(member, request.own_modules)
-                self._modules[member] = request.own_modules
-            if request.timeline and framework.timeline is not None:
-                self._outbox.send(member, messages.RecordTimeline(framework.timeline.variable, wanted=rank == 0))
-            pulled = rank == execution.ranks[0]
-            self._outbox.send(member, _order(request, framework, self._members.worlds[member], pulled), hold=hold)
 
     def _begun(self, execution: Execution) -> list[Event]:
         """Return the events for the beginning of an execution."""
         now = time.time()
-        for rank in execution.ranks:
-            self._gpu_troubles[rank] = [each for each in self._gpu_troubles.get(rank, ()) if each.lost]
-        begun: list[Event] = [events.RankStarted(now, *self.place_of(rank)) for rank in execution.ranks]
-        return begun + [used._replace(time=now) for (rank, _), used in self._gpus.items() if rank in execution.ranks]
-
-    def _framework(self, name: str) -> Framework:
-        if name not in self._frameworks:
-            endpoints = self._members.endpoints
-            self._frameworks[name] = FRAMEWORKS[name](self.launcher.host, self.launcher.bind_host, endpoints)
-        return self._frameworks[name]
+        begun = [events.RankStarted(now, *self.place_of(rank)) for rank in execution.ranks]
+        return [*begun, *self._gpus.begin(execution.ranks)]
 
     # ── failures and exits ────────────────────────────────────────────────────
 
     def _failed(self, rank: int, failure: Failure) -> list[Event]:
-        if self.execution is None or (self._stopping and failure.cause == "interrupt"):
+        if self.execution is None or (self._end is End.STOPPING and failure.cause == "interrupt"):
             return []  # there is no request, or the rank was interrupted because the gang is stopping
-        troubles = self._gpu_troubles.get(rank, [])
-        if failure.gpu is not None or troubles:
-            owners = _processes_on(self.place_of(rank)[1], self)
-            failure = with_gpu_explained(rank, failure, troubles, owners)
-        return self.execution.failed(rank, failure)
+        return self.execution.failed(rank, self._gpus.explained(rank, failure))
 
     def _exited(self, rank: int, failure: Failure) -> list[Event]:
         if rank in self._members.exited:
             return []
-        asked_for = self._leaving or self._stopping
-        self._members.exit(rank, None if asked_for else failure)
-        found = [] if asked_for else self._failed(rank, failure)
-        return [*found, events.RankExited(time.time(), rank)]
+        self._members.exit(rank, failure if self._end is None else None)
+        failed = self._failed(rank, failure) if self._end is None else []
+        return [*failed, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
         """Record that a lost member's rank is gone, unless its Exited message has arrived.
@@ -384,7 +367,7 @@ class Gang:
         knows why members have exited, otherwise MemberLost.
         """
         if not self.up:
-            if self._stopping:
+            if self._end is End.STOPPING:
                 return []
             host = self._members.hellos[member].host
             lost = MemberLost(f"member {member} on {host} was lost before all {self.size} ranks were up: {how}.")
@@ -392,69 +375,33 @@ class Gang:
         world = self._members.worlds[member]
         if world.rank in self._members.exited:
             return []  # its Exited message came first
-        reason = None if self._stopping else self.launcher.problem(LOST_WAIT_S)
+        reason = None if self._end is End.STOPPING else self.launcher.problem(LOST_WAIT_S)
         summary = f"lost on {world.node}: {how}"
         return self._exited(world.rank, Failure("lost", summary, advice=str(reason or "")))
 
     def _watch(self) -> list[Event]:
         """Check for problems that no message reports: that the launch has failed, or that a member is silent."""
-        now = time.monotonic()
-        slept, self._polled = now - self._polled, now
-        if self._stopping:
+        if self._end is End.STOPPING:
             return []
-        if not self.up:
-            self._watch_launch(now)
+        if self._joining is not None:
+            self._watch_launch(self._joining)
             return []
-        if slept >= SILENT_LIMIT_S / 4:  # nobody called poll() for a while, or this process was suspended
-            for connection in list(self._members.connections.values()):
-                connection.heard_at = now
-            return []
-        found: list[Event] = []
+        news: list[Event] = []
         for member, silent_s in self._members.silences().items():
             # While a member is passing a large payload on to its rank, it cannot send a Beat, so silence is normal.
             if silent_s > SILENT_LIMIT_S and not self._outbox.sends_to(member):
-                found += self._lost(member, f"no message from its process for {silent_s:.0f} s")
-        return found
+                news += self._lost(member, f"no message from its process for {silent_s:.0f} s")
+        return news
 
-    def _watch_launch(self, now: float) -> None:
+    def _watch_launch(self, joining: Joining) -> None:
         launcher = self.launcher
         problem = launcher.problem()
         if problem is not None:
             raise problem
-        if now - self._started > launcher.give_up_after_s:
+        if time.monotonic() - joining.since > launcher.give_up_after_s:
             missing = self._members.missing
             raise MemberLost(
                 f"{len(missing)} of {self.size} ranks did not start within {launcher.give_up_after_s:.0f} s (first "
                 f"missing: member {missing[0]}). Members connect to the driver at {launcher.host}: check that they can "
                 "reach this address."
             )
-
-
-_up: weakref.WeakSet[Gang] = weakref.WeakSet()  # the gangs of this notebook that are up
-
-
-def _processes_on(host: str, gang: Gang) -> dict[int, GpuHolder]:
-    """Return what is known about processes on this host, by pid, for a failure of a rank of `gang`."""
-    found = {os.getpid(): GpuHolder(os.getpid(), "", None, "notebook")} if host == socket.gethostname() else {}
-    for each in list(_up):
-        for rank in range(each.size):
-            _, place, pid = each.place_of(rank)
-            if place == host and each is gang:
-                found[pid] = GpuHolder(pid, "", None, "rank", rank)
-            elif place == host:
-                found[pid] = GpuHolder(pid, "", None, "other gang")
-    return found
-
-
-def _order(request: Request, framework: Framework, world: World, pulled: bool) -> messages.Run:
-    run = request.run
-    environment = framework.environment(world, Start(run.checkpoints.run_id, request.restarts, request.max_restarts))
-    if request.timeline and framework.timeline is not None:
-        environment |= framework.timeline.beside
-    return run._replace(
-        parts=request.parts.get(world.rank, run.parts),
-        pulled=pulled,
-        barrier=framework.in_task,
-        environment={**environment, **run.environment},
-        defaults=framework.defaults(world),
-    )

@@ -15,6 +15,10 @@ from sparkring.runtime.world import World, gpu_environments, place_ranks, usable
 from sparkring.wire.channel import Connection
 from sparkring.wire.messages import EnterWorld, Hello
 
+# If nobody has asked for this long which members are silent, this process may have been suspended, together with the
+# threads that receive messages. A silence then says nothing about the members.
+ABSENT_S = 7.5
+
 
 class Members:
     """The `size` members of a gang.
@@ -35,6 +39,7 @@ class Members:
         self.exited: set[int] = set()
         self.deaths: dict[int, Failure] = {}
         self._lock = threading.Lock()
+        self._asked_at: float | None = None  # when silences() was called last
 
     def admit(self, hello: Hello, connection: Connection) -> bool:
         """Return whether `connection` is the first one of a member; if so, keep it. Any thread may call this."""
@@ -85,10 +90,20 @@ class Members:
                     f"the notebook's packages, or install {found.module} on {hello.host}."
                 )
 
+    def place_of(self, rank: int) -> tuple[int, str, int]:
+        """Return the rank, its node and its process id."""
+        member = self.member_of[rank]
+        return rank, self.worlds[member].node, self.hellos[member].pid
+
     def silences(self) -> dict[int, float]:
-        """Return for how many seconds each member has been silent."""
-        now = time.monotonic()
-        return {member: now - connection.heard_at for member, connection in list(self.connections.items())}
+        """Return for how many seconds each member has been silent. Time in which nobody asked does not count."""
+        now, before = time.monotonic(), self._asked_at
+        self._asked_at = now
+        connections = dict(self.connections)
+        if before is None or now - before >= ABSENT_S:
+            for connection in connections.values():
+                connection.heard_at = now
+        return {member: now - connection.heard_at for member, connection in connections.items()}
 
     def exit(self, rank: int, failure: Failure | None) -> None:
         """Record that the rank's process has exited. `failure` says why; None if the process was asked to exit."""
