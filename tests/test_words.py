@@ -18,7 +18,6 @@ LIMITS = {
     "cluster": 20,
     "gangs": 16,
     "launchers": 16,
-    "views": 284,
     "worker": 18,
 }
 # The names that several classes of the package have. Remove a name when it is unique.

@@ -47,20 +47,19 @@ def picture(record: RunRecord, now: float, chapters: Sequence[Chapter]) -> str:
     def x(time: float) -> float:
         return _SIDE + scale * min(max(0.0, time - began), span)
 
-    ends = [each.ended or record.ended or began + span for each in attempts]
-    causes = [why(each) if each.ended else _outcome(record) for each in attempts]
+    ends = [attempt.ended or record.ended or began + span for attempt in attempts]
+    causes = [why(attempt) if attempt.ended else _outcome(record) for attempt in attempts]
     bars = [
-        _Bar(each.number, x(each.started), max(x(end), x(each.started) + _NARROWEST), chapter, cause)
-        for each, end, chapter, cause in zip(attempts, ends, chapters, causes, strict=True)
+        _Bar(attempt.number, x(attempt.started), max(x(end), x(attempt.started) + _NARROWEST), chapter, cause)
+        for attempt, end, chapter, cause in zip(attempts, ends, chapters, causes, strict=True)
     ]
-    saved = sorted(time for each in record.checkpoints if began <= (time := each.saved.time) <= last)
+    saved = sorted(time for checkpoint in record.checkpoints if began <= (time := checkpoint.saved.time) <= last)
     below = _TOP + _BAR + _TICK
     words, rows = _causes(bars, below + 2)
     axis = below + 6 + _CAUSE * rows
     parts = [*_bars(bars), _ticks([x(time) for time in saved]), *words, *_axis(span, scale, axis)]
     took = f" in {duration(record.ended - record.started)}" if record.ended else ""
-    said = counted(len(record.attempts), "attempt") + took
-    drawn = svg(WIDTH, axis + 18, said, parts)
+    drawn = svg(WIDTH, axis + 18, counted(len(record.attempts), "attempt") + took, parts)
     legend = note(f"green ticks: {counted(len(saved), 'checkpoint')}") if saved else ""
     return f'<figure class="sr-saved">{drawn}{legend}</figure>'
 
@@ -117,8 +116,8 @@ def _causes(bars: Sequence[_Bar], top: float) -> tuple[list[str], int]:
 
     parts = []
     for number, _, line, chapter, cause in reversed(bars):
-        said = first_line(f"{number}: {cause}", _CAUSE_CHARACTERS)
-        wide = _CHARACTER * len(said)
+        label = first_line(f"{number}: {cause}", _CAUSE_CHARACTERS)
+        wide = _CHARACTER * len(label)
         begin = min(line, WIDTH - _SIDE - wide)
         row = next((row for row in range(_CAUSES) if fits(row, begin, begin + wide, line)), None)
         if not cause or row is None:
@@ -126,7 +125,7 @@ def _causes(bars: Sequence[_Bar], top: float) -> tuple[list[str], int]:
         placed.append((row, begin, begin + wide, line))
         y = top + _CAUSE * (row + 1) - 3
         parts.append(f'<path d="M{line:.1f} {_TOP + _BAR}V{y - 10:g}" stroke="{_COLOURS[chapter.state]}"/>')
-        parts.append(f'<text x="{begin:.1f}" y="{y:g}">{text(said)}</text>')
+        parts.append(f'<text x="{begin:.1f}" y="{y:g}">{text(label)}</text>')
     return parts, max((row + 1 for row, *_ in placed), default=0)
 
 
@@ -136,8 +135,8 @@ def _axis(span: float, scale: float, y: float) -> list[str]:
     )
     parts = [f'<path d="M{_SIDE} {y:g}H{WIDTH - _SIDE}" stroke="currentColor" stroke-opacity=".25"/>']
     for at in range(int(span // step) + 1):
-        x, said = _SIDE + scale * at * step, duration(at * step)
-        anchor = "start" if not at else "end" if x + _CHARACTER * len(said) / 2 > WIDTH else "middle"
+        x, label = _SIDE + scale * at * step, duration(at * step)
+        anchor = "start" if not at else "end" if x + _CHARACTER * len(label) / 2 > WIDTH else "middle"
         parts.append(f'<path d="M{x:.1f} {y:g}v3" stroke="currentColor" stroke-opacity=".5"/>')
-        parts.append(f'<text x="{x:.1f}" y="{y + 14:g}" text-anchor="{anchor}">{said}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{y + 14:g}" text-anchor="{anchor}">{label}</text>')
     return parts

@@ -30,7 +30,7 @@ class Chapter(NamedTuple):
 def story(record: RunRecord) -> list[Chapter]:
     """Return the attempts in order; [] if the run was never restarted and did not continue from a checkpoint."""
     attempts = record.attempts
-    if len(attempts) < 2 and not any(each.ended or each.checkpoint for each in attempts):
+    if len(attempts) < 2 and not any(attempt.ended or attempt.checkpoint for attempt in attempts):
         return []
     return [_chapter(record, at) for at in range(len(attempts))]
 
@@ -40,20 +40,20 @@ def why(attempt: Attempt) -> str:
     if attempt.failed_rank is None or attempt.failure is None:
         return first_line(attempt.reason, REASON_CHARACTERS)
     where = f" on {first_line(attempt.host, 80)}" if attempt.host else ""
-    said = first_line(attempt.failure.summary, REASON_CHARACTERS)
+    summary = first_line(attempt.failure.summary, REASON_CHARACTERS)
     if attempt.failure.cause in ("signal", "lost"):
-        said = f"was {said}"
+        summary = f"was {summary}"
     elif attempt.failure.cause != "exit":
-        said = f"failed: {said}"
-    return f"rank {attempt.failed_rank}{where} {said}"
+        summary = f"failed: {summary}"
+    return f"rank {attempt.failed_rank}{where} {summary}"
 
 
 def saved_before(record: RunRecord, attempt: Attempt) -> str:
     """Say what an attempt saved last: `step 120 was saved 3 s earlier`. Return '' without a checkpoint directory."""
     if not record.checkpoint_dir:
         return ""
-    saved = [each.saved for each in record.checkpoints if each.attempt == attempt.number]
-    last = max((each for each in saved if each.kind == "sparkring"), key=lambda each: each.time, default=None)
+    saved = [checkpoint.saved for checkpoint in record.checkpoints if checkpoint.attempt == attempt.number]
+    last = max((saving for saving in saved if saving.kind == "sparkring"), key=lambda saving: saving.time, default=None)
     if last is not None:
         return f"{step_noun(record)} {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} earlier"
     return f"checkpoints() saved {'nothing new' if attempt.checkpoint else 'nothing'}"
@@ -61,16 +61,16 @@ def saved_before(record: RunRecord, attempt: Attempt) -> str:
 
 def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
     """Return a line for each attempt that has started or ended since the run had the attempts `before`."""
-    told = []
+    lines = []
     for at, attempt in enumerate(record.attempts):
         known = before[at] if at < len(before) else None
         if known is None and (at or attempt.checkpoint):
             goes_on = f"continues {continued(record, attempt.step)}" if attempt.checkpoint else "runs the cell again"
-            told.append(f"attempt {attempt.number} {goes_on} on {_ranks(record, at)}")
+            lines.append(f"attempt {attempt.number} {goes_on} on {_ranks(record, at)}")
         if attempt.ended and (known is None or not known.ended):
             took = duration(attempt.ended - attempt.started)
-            told.append(f"attempt {attempt.number} ended after {took}: {_reason(record, attempt)}")
-    return told
+            lines.append(f"attempt {attempt.number} ended after {took}: {_reason(record, attempt)}")
+    return lines
 
 
 def _chapter(record: RunRecord, at: int) -> Chapter:
@@ -112,7 +112,7 @@ def _reason(record: RunRecord, attempt: Attempt) -> str:
 
 
 def _last_lines(attempt: Attempt) -> tuple[LogLine, ...]:
-    found = attempt.last_lines
+    lines = attempt.last_lines
     if attempt.failure is not None:
-        found = tuple(without_traceback(found, attempt.failure))
-    return tuple(line for line in found if line.text.strip() and not is_noise(line))
+        lines = tuple(without_traceback(lines, attempt.failure))
+    return tuple(line for line in lines if line.text.strip() and not is_noise(line))

@@ -34,17 +34,17 @@ def charts(record: RunRecord) -> dict[str, Any]:
     has undone have their own `x` and `time`.
     """
     table = metrics.table(record)
-    found = curves_of(record, table)[:MOST] if table.rows else []
-    if not found:
+    drawn = curves_of(record, table)[:MOST] if table.rows else []
+    if not drawn:
         return {}
     axis, marks = curve_axis(record, table), marks_of(record, table)
     return {
         "axis": axis,
         "axes": other_axes(record, table),
-        "legend": legend(found, marks),
+        "legend": legend(drawn, marks),
         "restarts": [mark.x for mark in marks if mark.kind == "restart"],
         "checkpoints": [mark.x for mark in marks if mark.kind == "checkpoint"],
-        "charts": [_chart(curves, axis, record.started) for curves in found],
+        "charts": [_chart(curves, axis, record.started) for curves in drawn],
     }
 
 
@@ -54,7 +54,7 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
     drawn = []
     for curve, colour in zip(curves, COLOURS, strict=False):
         lone = not curve.ranks and not has_band(curve)  # the faster ranks have neither lines of their own nor a band
-        told: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "name": plain(curve.name),
             "last": number(curve.last),
             "colour": colour,
@@ -71,15 +71,15 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
             ],
         }
         if curve.ahead:
-            told["until"] = curve.points[-1].x
+            columns["until"] = curve.points[-1].x
         if curve.best is not None:
-            told["best"] = {"x": curve.best[0], "value": _short(curve.best[1])}
+            columns["best"] = {"x": curve.best[0], "value": _short(curve.best[1])}
         if has_band(curve):
             points = (*curve.points, *curve.ahead)
             bounds = [(point.value.low, point.value.high, point.lowest, point.highest) for point in points]
             for name, values in zip(("low", "high", "lowest", "highest"), zip(*bounds, strict=True), strict=True):
-                told[name] = _column(xs, zip((point.x for point in points), values, strict=True))
-        drawn.append(told)
+                columns[name] = _column(xs, zip((point.x for point in points), values, strict=True))
+        drawn.append(columns)
     return {"words": plain(words(curves, axis)), "x": xs, "time": list(times.values()), "curves": drawn}
 
 
@@ -93,8 +93,8 @@ def since(old: Any, new: Any) -> Any:
         return {key: since(old.get(key) if isinstance(old, dict) else None, value) for key, value in new.items()}
     if not isinstance(new, list) or not isinstance(old, list):
         return new
-    if any(isinstance(each, (dict, list)) for each in new[:1]):
-        return [since(was, each) for was, each in itertools.zip_longest(old[: len(new)], new)]
+    if any(isinstance(entry, (dict, list)) for entry in new[:1]):
+        return [since(was, entry) for was, entry in itertools.zip_longest(old[: len(new)], new)]
     same = sum(1 for _ in itertools.takewhile(bool, map(operator.eq, old, new)))
     return {"from": same, "then": new[same:]} if same >= _LONG else new
 
@@ -132,12 +132,12 @@ def _short(value: float, digits: int = _DIGITS) -> float:
 
 def words(curves: Sequence[Curve], axis: str) -> str:
     """Describe one chart, for screen readers."""
-    told = []
+    descriptions = []
     for curve in curves:
         ends = f"from {number(curve.points[0].value.mean)} to {number(curve.last)}"
         best = f", {best_words(curve, axis)}" if curve.best else ""
-        told.append(f"{curve.name} by {axis}: {ends}{best}")
-    return "; ".join(told)
+        descriptions.append(f"{curve.name} by {axis}: {ends}{best}")
+    return "; ".join(descriptions)
 
 
 def best_words(curve: Curve, axis: str) -> str:
@@ -148,9 +148,9 @@ def best_words(curve: Curve, axis: str) -> str:
     return f"best {value} at {f'{axis} {x}' if axis in ('step', 'epoch', 'batch') else f'{x} {axis}'}"
 
 
-def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
+def legend(shown: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
     """Explain the lines and marks that have no labels."""
-    curves = [curve for chart in found for curve in chart]
+    curves = [curve for chart in shown for curve in chart]
     kinds = {mark.kind for mark in marks}
     return dotted(
         "thick: mean · thin: each rank, in its colour" if any(curve.ranks for curve in curves) else "",

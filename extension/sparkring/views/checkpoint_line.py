@@ -85,10 +85,10 @@ def state_words(mark: Mark) -> str:
 
 def metric_names(series: Series) -> list[str]:
     """Return the names of the metrics to list: `series.metric`, if set, and then those of the newest checkpoints."""
-    found: dict[str, None] = {series.metric: None} if series.metric else {}
+    names: dict[str, None] = {series.metric: None} if series.metric else {}
     for mark in reversed(series.marks):
-        found |= dict.fromkeys(mark.metrics)
-    return [name for name in found if any(name in mark.metrics for mark in series.marks)][:METRICS_NAMED]
+        names |= dict.fromkeys(mark.metrics)
+    return [name for name in names if any(name in mark.metrics for mark in series.marks)][:METRICS_NAMED]
 
 
 # ── The picture ───────────────────────────────────────────────────────────────
@@ -124,8 +124,8 @@ def picture(series: Series, now: float) -> str:
         *(_label(x, base, line) for x, line in lines),
     ]
     resumed = next((f"; the resume point is {series.noun} {mark.step:,}" for mark in series.marks if mark.resumes), "")
-    said = f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"
-    drawn = svg(WIDTH, whole, said, parts, 10.5)
+    summary = f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"
+    drawn = svg(WIDTH, whole, summary, parts, 10.5)
     return f'<figure class="sr-saved">{_caption(series, metric)}{drawn}{_legend(series, len(places))}</figure>'
 
 
@@ -136,17 +136,17 @@ def chosen(marks: Sequence[Mark], most: int) -> list[int]:
     """
     if len(marks) <= most:
         return list(range(len(marks)))
-    found = {at for at, mark in enumerate(marks) if mark.best or mark.resumes} | {0, len(marks) - 1}
+    kept = {at for at, mark in enumerate(marks) if mark.best or mark.resumes} | {0, len(marks) - 1}
     groups = [
-        [at for at, mark in enumerate(marks) if mark.state in states and at not in found]
+        [at for at, mark in enumerate(marks) if mark.state in states and at not in kept]
         for states in (("damaged", "partial"), ("committed",), ("removed",))
     ]
     for at, group in enumerate(groups, 1):
-        room = most - len(found)
+        room = most - len(kept)
         share = room * 2 // 3 if any(groups[at:]) else room
         spread = (group[(2 * part + 1) * len(group) // (2 * share)] for part in range(share))
-        found |= set(group if len(group) <= share else spread)
-    return sorted(found)
+        kept |= set(group if len(group) <= share else spread)
+    return sorted(kept)
 
 
 def positions(marks: Sequence[Mark]) -> list[float]:
@@ -208,8 +208,9 @@ def _stretch_name(series: Series, at: int) -> str:
     mark = series.marks[at]
     if not mark.stretch.isdecimal():
         return mark.stretch
-    run = next((each.origin[0] for each in series.marks[at:] if each.stretch == mark.stretch and each.origin[0]), "")
-    before = next((each.origin[0] for each in reversed(series.marks[:at]) if each.origin[0]), "")
+    same = (other for other in series.marks[at:] if other.stretch == mark.stretch)
+    run = next((other.origin[0] for other in same if other.origin[0]), "")
+    before = next((other.origin[0] for other in reversed(series.marks[:at]) if other.origin[0]), "")
     if run and run == before:
         return "next attempt"
     return f"run …{first_line(run[-6:], 6)}" if run else ""  # %logs finds a run by the end of its id
@@ -239,30 +240,30 @@ _SHAPES: dict[str, str] = {
 
 
 def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowded: bool) -> str:
-    saved = f"saved {told}" if (told := when(series, mark, now)) else ""
+    saved = f"saved {time}" if (time := when(series, mark, now)) else ""
     words = [f"{series.noun} {mark.step:,}", saved, state_words(mark), size(mark.size_bytes)]
     words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(mark.metrics.items())[:2]]
-    told = first_line(dotted(*words), TITLE_CHARACTERS)
+    title = first_line(dotted(*words), TITLE_CHARACTERS)
     small = crowded and not (mark.best or mark.resumes)
     placed = f"translate({x:.1f} {y:.1f})" + (" scale(0.75)" if small else "")
     drawn = _SHAPES["best" if mark.best and mark.state == "committed" else mark.state] + _RING * mark.resumes
-    return f'<g transform="{placed}"><title>{text(told)}</title>{drawn}</g>'
+    return f'<g transform="{placed}"><title>{text(title)}</title>{drawn}</g>'
 
 
 def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list[str]:
     """Return SVG with the words `best` and `resume` above the marks, or side by side if the marks are close."""
-    told = []
+    callouts = []
     for at, place in places.items():
         mark = series.marks[at]
         words = ["best"] * (mark.best and mark.state == "committed") + ["resume"] * mark.resumes
-        told += [(place, ", ".join(words))] if words else []
-    near = len(told) == 2 and abs(told[0][0][0] - told[1][0][0]) < 8 * _CHARACTER
+        callouts += [(place, ", ".join(words))] if words else []
+    near = len(callouts) == 2 and abs(callouts[0][0][0] - callouts[1][0][0]) < 8 * _CHARACTER
     parts = []
-    for which, ((x, y), said) in enumerate(told):
+    for which, ((x, y), label) in enumerate(callouts):
         anchor, shift = (("end", 4), ("start", -4))[which] if near else ("middle", 0)
         if y - 10 > 25:
             parts.append(f'<path d="M{x:.1f} 26V{y - 10:.1f}" stroke="currentColor" stroke-opacity=".3"/>')
-        parts.append(f'<text x="{x + shift:.1f}" y="22" text-anchor="{anchor}" font-weight="bold">{said}</text>')
+        parts.append(f'<text x="{x + shift:.1f}" y="22" text-anchor="{anchor}" font-weight="bold">{label}</text>')
     return parts
 
 
@@ -280,7 +281,7 @@ def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: floa
     sizes = [mark.size_bytes for mark in series.marks if mark.size_bytes]
     differ = bool(sizes) and max(sizes) > 1.1 * min(sizes)
     taken: list[tuple[float, float]] = []
-    found = []
+    labels = []
     for at in sorted(places, key=lambda at: (weight(at), at)):
         mark, x = series.marks[at], places[at][0]
         line = [f"{mark.step:,}", when(series, mark, now).removeprefix("after ").removesuffix(" ago")]
@@ -288,16 +289,16 @@ def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: floa
         half = _CHARACTER * max(map(len, line)) / 2 + 5
         if all(x + half <= begin or x - half >= end for begin, end in taken):
             taken.append((x - half, x + half))
-            found.append((x, line))
-    return sorted(found)
+            labels.append((x, line))
+    return sorted(labels)
 
 
 def _label(x: float, y: int, line: Sequence[str]) -> str:
     looks = ['font-weight="bold"'] + ['fill-opacity=".75"'] * len(line)
     return "".join(
-        f'<text x="{x:.1f}" y="{y + _LINE * at}" text-anchor="middle" {looks[at]}>{text(said)}</text>'
-        for at, said in enumerate(line)
-        if said
+        f'<text x="{x:.1f}" y="{y + _LINE * at}" text-anchor="middle" {looks[at]}>{text(words)}</text>'
+        for at, words in enumerate(line)
+        if words
     )
 
 
@@ -312,18 +313,18 @@ def _caption(series: Series, metric: str) -> str:
 
 def _legend(series: Series, drawn: int) -> str:
     """Return a legend with the meaning of each shape and the number of checkpoints in each state."""
-    told = []
+    shapes = []
     if any(mark.best and mark.state == "committed" for mark in series.marks):
-        told.append((_SHAPES["best"], "best"))
+        shapes.append((_SHAPES["best"], "best"))
     for state in STATES:
         count = sum(mark.state == state for mark in series.marks)
-        told += [(_SHAPES[state], f"{count:,} {SAID[state]}")] if count else []
+        shapes += [(_SHAPES[state], f"{count:,} {SAID[state]}")] if count else []
     if any(mark.resumes for mark in series.marks):
-        told.append((_SHAPES["committed"] + _RING, "resume point"))
+        shapes.append((_SHAPES["committed"] + _RING, "resume point"))
     keys = "".join(
         '<span><svg width="22" height="20" viewBox="-11 -10 22 20" fill="currentColor" aria-hidden="true">'
-        f"{shape}</svg>{said}</span> "
-        for shape, said in told
+        f"{shape}</svg>{label}</span> "
+        for shape, label in shapes
     )
     many = len(series.marks)
     note = f"<span>{drawn} of {many:,} are shown</span>" if drawn < many else ""

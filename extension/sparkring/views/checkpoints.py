@@ -40,48 +40,42 @@ _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch
 def recorded(record: RunRecord) -> list[Series]:
     """Return a series for each directory and writer, with the checkpoints that the run has saved or found damaged."""
     by_place: dict[tuple[str, str], list[Checkpoint]] = {}
-    for each in record.checkpoints:
-        by_place.setdefault((each.saved.folder, each.saved.kind), []).append(each)
-    return [_recorded(folder, kind, found, record) for (folder, kind), found in by_place.items()]
+    for checkpoint in record.checkpoints:
+        by_place.setdefault((checkpoint.saved.folder, checkpoint.saved.kind), []).append(checkpoint)
+    return [_recorded(folder, kind, checkpoints, record) for (folder, kind), checkpoints in by_place.items()]
 
 
-def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRecord) -> Series:
-    newest = max((at for at, each in enumerate(found) if each.state == "committed"), default=-1)
+def _recorded(folder: str, kind: str, checkpoints: Sequence[Checkpoint], record: RunRecord) -> Series:
+    newest = max((at for at, checkpoint in enumerate(checkpoints) if checkpoint.state == "committed"), default=-1)
 
-    def of_attempt(found: Checkpoint, joint: str = "") -> str:
-        return f"{joint}attempt {found.attempt}" if len(record.attempts) > 1 and found.attempt else ""
+    def mark(at: int, checkpoint: Checkpoint) -> Mark:
+        saved, state, reason = checkpoint.saved, checkpoint.state, checkpoint.reason
+        attempt = f"attempt {checkpoint.attempt}" if len(record.attempts) > 1 and checkpoint.attempt else ""
+        origin = f"rank {saved.rank} in {attempt}" if attempt else f"rank {saved.rank}"
+        time, is_newest = saved.time, at == newest and kind == "sparkring"
+        if _earlier(checkpoint):  # the time is not known: `saved.time` is the time at which this run found the damage
+            origin, time = "an earlier run", 0.0
+        return Mark(
+            saved.step, state, time, saved.size_bytes or None, saved.metrics, (origin,), attempt, reason, saved.best,
+            is_newest,
+        )  # fmt: skip
 
-    marks = tuple(
-        Mark(
-            each.saved.step,
-            each.state,
-            # If an earlier run saved the checkpoint, the time is not known: `saved.time` is the time at which this run
-            # found the damage.
-            0.0 if _earlier(each) else each.saved.time,
-            each.saved.size_bytes or None,
-            each.saved.metrics,
-            ("an earlier run" if _earlier(each) else f"rank {each.saved.rank}" + of_attempt(each, " in "),),
-            of_attempt(each),
-            each.reason,
-            each.saved.best,
-            at == newest and kind == "sparkring",
-        )
-        for at, each in enumerate(found)
-    )
+    marks = tuple(mark(at, checkpoint) for at, checkpoint in enumerate(checkpoints))
     began = record.started if record.ended else 0.0
     return Series(folder, marks, ("saved by",), _noun(kind, record), _WRITERS.get(kind, ""), began=began)
 
 
-def _earlier(found: Checkpoint) -> bool:
+def _earlier(checkpoint: Checkpoint) -> bool:
     """Return whether an earlier run saved the checkpoint. If so, this run found it damaged, without its size."""
-    return not found.attempt and not found.saved.size_bytes
+    return not checkpoint.attempt and not checkpoint.saved.size_bytes
 
 
-def listed(found: Inventory) -> Series:
+def listed(inventory: Inventory) -> Series:
     """Return the series of the checkpoints that sparkring wrote to a directory."""
-    best, newest, by_age = found.best, found.newest, sorted(found.entries, key=lambda entry: entry.parsed.age)
+    best, newest = inventory.best, inventory.newest
+    by_age = sorted(inventory.entries, key=lambda entry: entry.parsed.age)
     marks = tuple(_listed(entry, best=entry is best, resumes=entry is newest) for entry in by_age)
-    return Series(found.directory, marks, ("run", "ranks"), metric=found.metric)
+    return Series(inventory.directory, marks, ("run", "ranks"), metric=inventory.metric)
 
 
 def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
@@ -101,11 +95,11 @@ def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
 
 def saved_words(record: RunRecord, series: Series, now: float) -> str:
     """Say what was saved last, and count checkpoints: `saved step 120, 3 s ago · … · 12 saved, 3 still there · …`."""
-    own = [each.saved for each in record.checkpoints if not _earlier(each)]
-    found = [each for each in own if (each.folder, _WRITERS.get(each.kind, "")) == (series.folder, series.kind)]
-    if not found:
+    own = [checkpoint.saved for checkpoint in record.checkpoints if not _earlier(checkpoint)]
+    here = [saving for saving in own if (saving.folder, _WRITERS.get(saving.kind, "")) == (series.folder, series.kind)]
+    if not here:
         return f"{_count_words(series)} · {first_line(series.folder, 200)}"
-    last = max(found, key=lambda each: each.time)
+    last = max(here, key=lambda saving: saving.time)
     took = f"{size(last.size_bytes)} in {duration(float(last.took_s))}" if last.took_s else size(last.size_bytes)
     if last.blocked_s and last.took_s:
         took += f" (training waited {duration(float(last.blocked_s))})"
@@ -132,68 +126,68 @@ def damage_words(series: Series) -> str:
     named = [f"{step} ({reason})" if reason else step for step, reason in last[-DAMAGED_NAMED:]]
     more = f" and {len(damaged) - DAMAGED_NAMED} more" if len(damaged) > DAMAGED_NAMED else ""
     verb, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
-    said = f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}."
-    return f"{said} A resumed run skips {them}."
+    sentence = f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}."
+    return f"{sentence} A resumed run skips {them}."
 
 
-def folder_words(found: Inventory) -> list[str]:
+def folder_words(inventory: Inventory) -> list[str]:
     """Return sentences about the number and size of the checkpoints, the resume point, and the best checkpoint."""
-    committed, damaged, partial = (_in_state(found, state) for state in ("committed", "corrupt", "partial"))
+    committed, damaged, partial = (_in_state(inventory, state) for state in ("committed", "corrupt", "partial"))
     counts = [counted(len(committed), "checkpoint")]
-    counts += [f"{len(part):,} {said}" for part, said in ((damaged, "damaged"), (partial, "not committed")) if part]
-    whole = f"{', '.join(counts)}: {_size(found.entries)}{' on disk' if committed else ''}"
-    checked = found.checked and committed
-    told = [whole + (f"; all {_size(committed)} were read and match their digests." if checked else ".")]
-    newest, best = found.newest, found.best
+    counts += [f"{len(part):,} {word}" for part, word in ((damaged, "damaged"), (partial, "not committed")) if part]
+    whole = f"{', '.join(counts)}: {_size(inventory.entries)}{' on disk' if committed else ''}"
+    checked = inventory.checked and committed
+    sentences = [whole + (f"; all {_size(committed)} were read and match their digests." if checked else ".")]
+    newest, best = inventory.newest, inventory.best
     if newest is not None and newest.commit is not None:
         commit = newest.commit
         run = f" by run {first_line(commit.run_id, 80)}" if commit.run_id else ""
-        when_saved, where = ago(found.time - commit.time), counted(commit.size, "rank")
-        told.append(f"The resume point is step {newest.step:,}, saved {when_saved}{run} on {where}.")
+        when_saved, where = ago(inventory.time - commit.time), counted(commit.size, "rank")
+        sentences.append(f"The resume point is step {newest.step:,}, saved {when_saved}{run} on {where}.")
     if best is not None and best.commit is not None:
-        value = number(best.commit.metrics[found.metric])
-        told.append(f"The best by {found.metric} ({found.mode}) is step {best.step:,}: {value}.")
-    return told
+        value = number(best.commit.metrics[inventory.metric])
+        sentences.append(f"The best by {inventory.metric} ({inventory.mode}) is step {best.step:,}: {value}.")
+    return sentences
 
 
-def _in_state(found: Inventory, state: str) -> list[Entry]:
-    return [entry for entry in found.entries if entry.state == state]
+def _in_state(inventory: Inventory, state: str) -> list[Entry]:
+    return [entry for entry in inventory.entries if entry.state == state]
 
 
 def _size(entries: Iterable[Entry]) -> str:
     return size(sum(entry.commit.size_bytes for entry in entries if entry.commit is not None))
 
 
-def advice(found: Inventory) -> list[str]:
+def advice(inventory: Inventory) -> list[str]:
     """Return sentences about problems and what to do about them, the most serious first."""
-    told = []
-    if found.entries and found.newest is None:
-        told.append("No checkpoint here is complete, so a run starts from the beginning.")
-    told += [words] if (words := damage_words(listed(found))) else []
-    partial, newest = _in_state(found, "partial"), found.newest
+    sentences = []
+    if inventory.entries and inventory.newest is None:
+        sentences.append("No checkpoint here is complete, so a run starts from the beginning.")
+    sentences += [words] if (words := damage_words(listed(inventory))) else []
+    partial, newest = _in_state(inventory, "partial"), inventory.newest
     going_on = [entry for entry in partial if newest is None or entry.parsed.age > newest.parsed.age]
     left = [entry for entry in partial if entry not in going_on]
     if going_on:
-        told.append(
+        sentences.append(
             f"{_steps(going_on)} {'has' if len(going_on) == 1 else 'have'} no commit: a run is still saving, or "
             "ended while saving. A resumed run skips checkpoints without a commit."
         )
     if left:
-        told.append(
+        sentences.append(
             f"{_steps(left)} {'was' if len(left) == 1 else 'were'} never committed, and there are newer checkpoints. "
             "A later attempt removes uncommitted checkpoints after an hour, or you can remove them yourself."
         )
-    if found.metric and found.best is None and newest is not None:
-        there = sorted({name for entry in found.entries if entry.commit for name in entry.commit.metrics})
+    if inventory.metric and inventory.best is None and newest is not None:
+        there = sorted({name for entry in inventory.entries if entry.commit for name in entry.commit.metrics})
         have = f"the metrics are {named(there, METRICS_LISTED)}" if there else "none was saved with metrics"
-        told.append(f"No checkpoint has a value of {first_line(found.metric, NAME_CHARACTERS)}: {have}.")
-    lineages = {entry.commit.lineage for entry in found.entries if entry.state == "committed" and entry.commit}
+        sentences.append(f"No checkpoint has a value of {first_line(inventory.metric, NAME_CHARACTERS)}: {have}.")
+    lineages = {entry.commit.lineage for entry in inventory.entries if entry.state == "committed" and entry.commit}
     if len(lineages) > 1:
-        told.append(
+        sentences.append(
             f"{counted(len(lineages), 'training run')} have saved to this directory, and none continued another. Use "
             "a separate directory for each of them."
         )
-    return told
+    return sentences
 
 
 def _steps(entries: Sequence[Entry]) -> str:
@@ -203,12 +197,12 @@ def _steps(entries: Sequence[Entry]) -> str:
     return f"{'Step' if len(steps) == 1 else 'Steps'} {more}{shown}"
 
 
-def empty_words(found: Inventory) -> str:
+def empty_words(inventory: Inventory) -> str:
     """Return a sentence about an empty or missing directory; '' if there are checkpoints."""
-    if found.entries or found.others:
+    if inventory.entries or inventory.others:
         return ""
-    return first_line(found.directory, 300) + (
-        " has no checkpoints." if found.exists else ": this folder does not exist."
+    return first_line(inventory.directory, 300) + (
+        " has no checkpoints." if inventory.exists else ": this folder does not exist."
     )
 
 
@@ -237,16 +231,15 @@ def table_html(series: Series, now: float, most: int) -> str:
 OTHERS_HEADERS = ("written by other tools", "kind", "saved", "size", "")
 
 
-def others_rows(found: Inventory) -> list[tuple[str, ...]]:
+def others_rows(inventory: Inventory) -> list[tuple[str, ...]]:
     """Return a row for each checkpoint that another tool wrote; OTHERS_HEADERS has the titles of the columns."""
-    return [
-        (each.name, each.kind, ago(found.time - each.time) if each.time else "", size(each.size_bytes), each.note)
-        for each in found.others[:OTHERS_LISTED]
-    ]
+    others = inventory.others[:OTHERS_LISTED]
+    ages = [ago(inventory.time - other.time) if other.time else "" for other in others]
+    return [(one.name, one.kind, age, size(one.size_bytes), one.note) for one, age in zip(others, ages, strict=True)]
 
 
-def _others_note(found: Inventory) -> str:
-    many = len(found.others)
+def _others_note(inventory: Inventory) -> str:
+    many = len(inventory.others)
     first = f"the newest {OTHERS_LISTED} of {many:,}; " if many > OTHERS_LISTED else ""
     return f"{first}only their names are known; they may be incomplete"
 
@@ -254,36 +247,36 @@ def _others_note(found: Inventory) -> str:
 # ── The output of %checkpoints ────────────────────────────────────────────────
 
 
-def show_checkpoints(found: Inventory) -> None:
+def show_checkpoints(inventory: Inventory) -> None:
     """Show a directory of checkpoints: as HTML in a notebook, as text elsewhere. If it is empty, print a sentence."""
-    if empty := empty_words(found):
+    if empty := empty_words(inventory):
         write(f"{empty}\n")
     else:
-        show(checkpoints_text(found), lambda: checkpoints_html(found))
+        show(checkpoints_text(inventory), lambda: checkpoints_html(inventory))
 
 
-def checkpoints_html(found: Inventory) -> str:
+def checkpoints_html(inventory: Inventory) -> str:
     """Return the picture, the table, the resume point and the advice as one block of HTML."""
-    series = listed(found)
-    parts = [f'<div class="sr-head"><span class="sr-title">{text(first_line(found.directory, 200))}</span></div>']
-    if found.entries:
-        parts += [f"<div>{text(line)}</div>" for line in folder_words(found)]
-        parts += [picture(series, found.time), table_html(series, found.time, ROWS_LISTED)]
-    if found.others:
-        parts.append(bare_table(OTHERS_HEADERS, others_rows(found), _others_note(found)))
-    parts.append(advised(advice(found)))
+    series = listed(inventory)
+    parts = [f'<div class="sr-head"><span class="sr-title">{text(first_line(inventory.directory, 200))}</span></div>']
+    if inventory.entries:
+        parts += [f"<div>{text(line)}</div>" for line in folder_words(inventory)]
+        parts += [picture(series, inventory.time), table_html(series, inventory.time, ROWS_LISTED)]
+    if inventory.others:
+        parts.append(bare_table(OTHERS_HEADERS, others_rows(inventory), _others_note(inventory)))
+    parts.append(advised(advice(inventory)))
     return enclosed("".join(parts))
 
 
-def checkpoints_text(found: Inventory) -> str:
+def checkpoints_text(inventory: Inventory) -> str:
     """Return the table, the resume point and the advice as text for a terminal."""
-    parts = [first_line(found.directory, 200)]
-    if found.entries:
-        parts.append("\n".join(map(plain, folder_words(found))))
-        parts.append(table_text(*table_rows(listed(found), found.time, ROWS_LISTED)))
-    if found.others:
-        parts.append(f"{table_text(OTHERS_HEADERS, others_rows(found))}\n({_others_note(found)})")
-    parts.append("\n".join(f"→ {plain(line)}" for line in advice(found)))
+    parts = [first_line(inventory.directory, 200)]
+    if inventory.entries:
+        parts.append("\n".join(map(plain, folder_words(inventory))))
+        parts.append(table_text(*table_rows(listed(inventory), inventory.time, ROWS_LISTED)))
+    if inventory.others:
+        parts.append(f"{table_text(OTHERS_HEADERS, others_rows(inventory))}\n({_others_note(inventory)})")
+    parts.append("\n".join(f"→ {plain(line)}" for line in advice(inventory)))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -300,19 +293,19 @@ class CheckProgress(ProgressLine):
 
 def progress_words(record: RunRecord) -> str:
     """Say what was saved last: `saved step 120`; '' if nothing has been saved."""
-    found = [each.saved for each in record.checkpoints if not _earlier(each)]
-    return f"saved {_noun(found[-1].kind, record)} {found[-1].step:,}" if found else ""
+    own = [checkpoint.saved for checkpoint in record.checkpoints if not _earlier(checkpoint)]
+    return f"saved {_noun(own[-1].kind, record)} {own[-1].step:,}" if own else ""
 
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
     """Return a line for each checkpoint that was found damaged since the run had the checkpoints `before`."""
-    known = {each.place for each in before if each.state == "damaged"}
+    known = {checkpoint.place for checkpoint in before if checkpoint.state == "damaged"}
     return [
-        f"the checkpoint of {_noun(each.saved.kind, record)} {each.saved.step:,} in "
-        f"{first_line(each.saved.folder, 200)} is damaged and was skipped"
-        + (f": {first_line(each.reason, REASON_CHARACTERS)}" if each.reason else "")
-        for each in record.checkpoints
-        if each.state == "damaged" and each.place not in known
+        f"the checkpoint of {_noun(checkpoint.saved.kind, record)} {checkpoint.saved.step:,} in "
+        f"{first_line(checkpoint.saved.folder, 200)} is damaged and was skipped"
+        + (f": {first_line(checkpoint.reason, REASON_CHARACTERS)}" if checkpoint.reason else "")
+        for checkpoint in record.checkpoints
+        if checkpoint.state == "damaged" and checkpoint.place not in known
     ]
 
 

@@ -37,8 +37,8 @@ def facts(first: RunRecord, second: RunRecord) -> list[tuple[str, str, str]]:
 
 def _facts(record: RunRecord, now: float) -> dict[str, str]:
     line, _, _ = record.code.partition("\n")
-    data = "; ".join(reading.data_words(found) for found in reading.data_sets(record, now))
-    found = {
+    data = "; ".join(reading.data_words(data_set) for data_set in reading.data_sets(record, now))
+    rows = {
         "run": record.run_id,
         "title": record.title,
         "outcome": describe.first_line(describe.outcome(record), _OUTCOME_CHARACTERS),
@@ -48,7 +48,7 @@ def _facts(record: RunRecord, now: float) -> dict[str, str]:
         "data": data,
         "checkpoints": record.checkpoint_dir,
     }
-    return found | dict(record.versions)
+    return rows | dict(record.versions)
 
 
 def measured(first: RunRecord, second: RunRecord) -> list[tuple[str, str, str, str]]:
@@ -56,18 +56,18 @@ def measured(first: RunRecord, second: RunRecord) -> list[tuple[str, str, str, s
     both = [metrics.table(record).last() for record in (first, second)]
     rows = []
     for name in dict.fromkeys([*both[0], *both[1]]):
-        values = [found[name].mean if name in found else None for found in both]
-        told = ["" if value is None else describe.number(value) for value in values]
+        values = [last[name].mean if name in last else None for last in both]
+        texts = ["" if value is None else describe.number(value) for value in values]
         change = "" if None in values else f"{values[1] - values[0]:+.4g}"  # type: ignore[operator] # neither is None
-        rows.append((plain(name), told[0], told[1], change))
+        rows.append((plain(name), texts[0], texts[1], change))
     return rows
 
 
 def difference(first: RunRecord, second: RunRecord) -> list[str]:
     """Return the lines of the cells that differ, as a unified diff; [] if the cells are the same."""
     before, after = (record.code.rstrip().splitlines() for record in (first, second))
-    found = difflib.unified_diff(before, after, lineterm="", n=CONTEXT_LINES)
-    return list(found)[2:][:DIFF_LINES]  # the first two lines name files
+    lines = difflib.unified_diff(before, after, lineterm="", n=CONTEXT_LINES)
+    return list(lines)[2:][:DIFF_LINES]  # the first two lines name files
 
 
 def curves(first: RunRecord, second: RunRecord) -> list[tuple[str, list[Curve]]]:
@@ -76,11 +76,11 @@ def curves(first: RunRecord, second: RunRecord) -> list[tuple[str, list[Curve]]]
     for record in (first, second):
         charts = curves_of(record, metrics.table(record))
         both.append({curve.name: curve for chart in charts for curve in chart})
+    common = [name for name in both[0] if name in both[1]][:MOST]
     return [
-        (name, [found[name]._replace(name=run, ranks={}, undone=()) for run, found in zip(NAMES, both, strict=True)])
-        for name in both[0]
-        if name in both[1]
-    ][:MOST]
+        (name, [both[at][name]._replace(name=run, ranks={}, undone=()) for at, run in enumerate(NAMES)])
+        for name in common
+    ]
 
 
 def _text(first: RunRecord, second: RunRecord) -> str:
@@ -103,13 +103,13 @@ def _html(first: RunRecord, second: RunRecord) -> str:
 
 
 def _pictures(first: RunRecord, second: RunRecord) -> str:
-    found = curves(first, second)
-    if not found:
+    pairs = curves(first, second)
+    if not pairs:
         return ""
     axis, other = (curve_axis(record, metrics.table(record)) for record in (first, second))
     if axis != other:
         return paragraph(f"The curves are not drawn, because A has curves by {axis}, and B has curves by {other}.")
-    drawn = "".join(f"<div><b>{text(name)}</b>{figures([both], axis)}</div>" for name, both in found)
+    drawn = "".join(f"<div><b>{text(name)}</b>{figures([both], axis)}</div>" for name, both in pairs)
     return f'<div class="sr-charts">{drawn}</div>'
 
 

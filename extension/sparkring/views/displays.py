@@ -55,13 +55,13 @@ class DisplaysView:
 
     def close(self, record: RunRecord) -> None:
         """Draw new displays, even if the last drawing is recent."""
-        found = bundle(record) if self._is_new(record) else None
-        if found is None and self._early and not self._made:
-            found = _PLACE
-        if found is not None:
-            self._show(found, self._id, self._made)
+        output = bundle(record) if self._is_new(record) else None
+        if output is None and self._early and not self._made:
+            output = _PLACE
+        if output is not None:
+            self._show(output, self._id, self._made)
             self._made = True
-            self._due = time.monotonic() + max(PAUSE_S, len(found["text/html"]) / BYTES_PER_S)
+            self._due = time.monotonic() + max(PAUSE_S, len(output["text/html"]) / BYTES_PER_S)
 
     def _is_new(self, record: RunRecord) -> bool:
         before, self._drawn = self._drawn, record
@@ -70,13 +70,13 @@ class DisplaysView:
 
 def shown(record: RunRecord) -> list[Shared]:
     """Return the first displays of shared(): as many as fit into OUTPUT_BYTES as HTML."""
-    found, size = [], 0
-    for each in shared(record):
-        size += len(_html(each))
+    fitting, size = [], 0
+    for entry in shared(record):
+        size += len(_html(entry))
         if size > OUTPUT_BYTES:
             break
-        found.append(each)
-    return found
+        fitting.append(entry)
+    return fitting
 
 
 def body_html(display: Displayed) -> str:
@@ -97,8 +97,8 @@ def words(display: Displayed) -> str:
 def bundle(record: RunRecord) -> Bundle | None:
     """Return the output with all displays; None if there is nothing to show."""
     some = shown(record)
-    parts = [_html(each) for each in some]
-    texts = [f"[{_who(each)}] {describe.first_line(words(each.display), 200)}" for each in some]
+    parts = [_html(entry) for entry in some]
+    texts = [f"[{_who(entry)}] {describe.first_line(words(entry.display), 200)}" for entry in some]
     notes = []
     if more := len(shared(record)) - len(some):
         notes.append(f"{describe.counted(more, 'more output')}: {folder(record)}")
@@ -119,29 +119,30 @@ def shared(record: RunRecord) -> list[Shared]:
     Identical displays from several ranks are merged. For a run of items, return all displays in the order of the items.
     """
     if record.items is not None:
-        return [Shared(each, [each.rank]) for each in sorted(record.displays, key=lambda each: each.item or 0)]
+        in_order = sorted(record.displays, key=lambda display: display.item or 0)
+        return [Shared(display, [display.rank]) for display in in_order]
     by_rank: dict[int, list[Displayed]] = {}
     for display in record.displays:
         if _asked_for(record, display.rank):
             by_rank.setdefault(display.rank, []).append(display)
-    found: list[Shared] = []
+    entries: list[Shared] = []
     for rank in sorted(by_rank):
-        before, own = [_seen(each.display) for each in found], [_seen(each) for each in by_rank[rank]]
+        before, own = [_seen(entry.display) for entry in entries], list(map(_seen, by_rank[rank]))
         merged: list[Shared] = []
         for what, low, high, begin, end in SequenceMatcher(None, before, own, autojunk=False).get_opcodes():
-            merged += found[low:high]
+            merged += entries[low:high]
             if what == "equal":
-                for each in found[low:high]:
-                    each.ranks.append(rank)
+                for entry in entries[low:high]:
+                    entry.ranks.append(rank)
             else:
-                merged += [Shared(each, [rank]) for each in by_rank[rank][begin:end]]
-        found = merged
-    return found
+                merged += [Shared(display, [rank]) for display in by_rank[rank][begin:end]]
+        entries = merged
+    return entries
 
 
-def _who(each: Shared) -> str:
+def _who(entry: Shared) -> str:
     """Return the ranks that showed the display or, in a run of items, the item that showed it."""
-    return describe.rank_list(each.ranks) if each.display.item is None else f"item {each.display.item}"
+    return describe.rank_list(entry.ranks) if entry.display.item is None else f"item {entry.display.item}"
 
 
 def _seen(display: Displayed) -> tuple[str, bytes]:
@@ -161,14 +162,14 @@ def folder(record: RunRecord) -> str:
 
 def closing_words(record: RunRecord) -> list[str]:
     """Return a line for a terminal with the number of displays and their folder; [] if there are none."""
-    found = shared(record)
-    return [f"{describe.counted(len(found), 'output')}: {folder(record)}"] if found and record.log_folder else []
+    entries = shared(record)
+    return [f"{describe.counted(len(entries), 'output')}: {folder(record)}"] if entries and record.log_folder else []
 
 
 def _asked_for(record: RunRecord, rank: int) -> bool:
     return record.logs == "all" or (record.logs == "rank0" and rank == 0)
 
 
-def _html(each: Shared) -> str:
-    tag = f"<div><b>[{escape(_who(each))}]</b></div>"
-    return f'<div style="margin:0 0 12px">{tag}<div style="overflow-x:auto">{body_html(each.display)}</div></div>'
+def _html(entry: Shared) -> str:
+    tag = f"<div><b>[{escape(_who(entry))}]</b></div>"
+    return f'<div style="margin:0 0 12px">{tag}<div style="overflow-x:auto">{body_html(entry.display)}</div></div>'

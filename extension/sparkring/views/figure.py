@@ -74,9 +74,9 @@ def figures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] 
     return "".join(figure(_caption(curves, axis), picture, words(curves, axis)) for curves, picture in both)
 
 
-def figure(caption: str, picture: str, said: str, width: int = WIDTH) -> str:
+def figure(caption: str, picture: str, words: str, width: int = WIDTH) -> str:
     """Return a <figure> with a picture and the HTML `caption`. `said` describes the picture in words."""
-    return f"<figure>{caption}{_image(picture, text(said), width)}</figure>"
+    return f"<figure>{caption}{_image(picture, text(words), width)}</figure>"
 
 
 def _caption(curves: Sequence[Curve], axis: str) -> str:
@@ -87,21 +87,21 @@ def _caption(curves: Sequence[Curve], axis: str) -> str:
     return f"<figcaption>{'<br>'.join(named)}</figcaption>"
 
 
-def _image(picture: str, said: str, width: int) -> str:
+def _image(picture: str, words: str, width: int) -> str:
     if not picture:
         advice = "" if importlib.util.find_spec("matplotlib") else f". {text(command('matplotlib'))} for a picture"
-        return f"<div><small>{said}{advice}</small></div>"
+        return f"<div><small>{words}{advice}</small></div>"
     source = f"data:image/png;base64,{picture}"
-    return f'<img alt="{said}" class="sr-figure" width="{width}" height="{HEIGHT}" src="{source}">'
+    return f'<img alt="{words}" class="sr-figure" width="{width}" height="{HEIGHT}" src="{source}">'
 
 
 def pictures(drawings: Sequence[Drawing]) -> list[str]:
     """Return drawings as PNGs in base64; '' for all of them if they are too large or matplotlib cannot draw them."""
     try:
         for quality in _QUALITIES:
-            found = [base64.b64encode(png).decode() for png in _drawn(drawings, *quality)]
-            if sum(map(len, found)) <= PICTURES_BYTES:
-                return found
+            images = [base64.b64encode(png).decode() for png in _drawn(drawings, *quality)]
+            if sum(map(len, images)) <= PICTURES_BYTES:
+                return images
     except Exception:  # any error may result from the user's version of matplotlib, settings or fonts
         pass
     return [""] * len(drawings)
@@ -167,9 +167,9 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
     axes.set_xlabel(axis, labelpad=1)
 
 
-def many_curves(axes: Axes, found: Sequence[Sequence[tuple[float, float]]], looks: Sequence[dict[str, Any]]) -> None:
+def many_curves(axes: Axes, curves: Sequence[Sequence[tuple[float, float]]], looks: Sequence[dict[str, Any]]) -> None:
     """Draw the curves of items or trials. A curve consists of pairs of x and y, and each curve has its own look."""
-    for curve, look in zip(found, looks, strict=True):
+    for curve, look in zip(curves, looks, strict=True):
         dot: dict[str, Any] = {} if curve[1:] else {"marker": "o", "markersize": 2.5}
         axes.plot(*zip(*curve, strict=True), **look, **dot) if curve else None
     ticked(axes)

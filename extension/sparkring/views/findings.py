@@ -43,9 +43,9 @@ def findings_text(sections: Sequence[Section]) -> str:
 
 def findings_html(sections: Sequence[Section]) -> str:
     """Return the findings as HTML tables with inline styles. All text is escaped."""
-    said = summary(sections)
+    words = summary(sections)
     attention = any(finding.level != "ok" for section in sections for finding in section.findings)
-    head = warning(said) if attention else f"<div><b>{text(said)}</b></div>"
+    head = warning(words) if attention else f"<div><b>{text(words)}</b></div>"
     return enclosed(head + "".join(map(_table, sections)))
 
 

@@ -59,16 +59,16 @@ def body_html(display: Displayed) -> str:
     text = display.data.decode("utf-8", "replace") if display.mime_type not in _PICTURES[:4] else ""
     match display.mime_type:
         case "text/html":
-            found = _cleaner.clean(text)
+            html = _cleaner.clean(text)
         case "text/markdown":
-            found = _cleaner.clean(_markdown.render(text))
+            html = _cleaner.clean(_markdown.render(text))
         case "text/latex":
-            found = _pre(text)
+            html = _pre(text)
         case _:
             data = base64.b64encode(display.data).decode()
             about = escape(shown(display.text))
             return f'<img src="data:{display.mime_type};base64,{data}" alt="{about}" style="max-width:100%">'
-    return found if "<img" in found or re.search(r"\S", re.sub(r"<[^>]*>", "", found)) else _pre(display.text)
+    return html if "<img" in html or re.search(r"\S", re.sub(r"<[^>]*>", "", html)) else _pre(display.text)
 
 
 def words(display: Displayed) -> str:

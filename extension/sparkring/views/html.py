@@ -95,23 +95,23 @@ class HtmlView:
         self._show(self._shown, self._id, False)
 
     def _draw(self, record: RunRecord, *, final: bool) -> int:
-        found = bundle(record, now=time.time(), final=final)
-        if found != self._shown:
-            self._show(found, self._id, self._shown is not None)
-            self._shown = found
-        return len(found["text/html"])
+        output = bundle(record, now=time.time(), final=final)
+        if output != self._shown:
+            self._show(output, self._id, self._shown is not None)
+            self._shown = output
+        return len(output["text/html"])
 
 
-def _display(found: Bundle, display_id: str, update: bool) -> None:
+def _display(output: Bundle, display_id: str, update: bool) -> None:
     from IPython.display import display
 
-    display(found, raw=True, display_id=display_id, update=update)  # type: ignore[no-untyped-call]
+    display(output, raw=True, display_id=display_id, update=update)  # type: ignore[no-untyped-call]
 
 
 def show(record: RunRecord) -> None:
     """Show the run of `record`. The output lacks the run's id, because a live panel hides outputs that have the id."""
-    found = bundle(record._replace(run_id=""), now=describe.last_known(record), final=record.outcome is not None)
-    _display(found, f"sparkring-{secrets.token_hex(8)}", False)
+    output = bundle(record._replace(run_id=""), now=describe.last_known(record), final=record.outcome is not None)
+    _display(output, f"sparkring-{secrets.token_hex(8)}", False)
 
 
 def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
@@ -119,9 +119,9 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
     if final and describe.quick(record):
         return {"text/html": _quick(record), "text/plain": describe.last_lines(record) or describe.closing(record, now)}
     story = [chapter.line for chapter in attempts.story(record)[-restarts.ATTEMPTS_SHOWN :]]
-    told = [*story, *reading.closing_words(record, now), *timelines.closing_words(record)]
-    told += [] if record.ended else [state.as_of(now)]
-    plain = "\n".join([describe.short(record, now), *(f"sparkring: {line}" for line in told)])
+    lines_of_text = [*story, *reading.closing_words(record, now), *timelines.closing_words(record)]
+    lines_of_text += [] if record.ended else [state.as_of(now)]
+    plain = "\n".join([describe.short(record, now), *(f"sparkring: {line}" for line in lines_of_text)])
     return {"text/html": panel(record, now=now, final=final), "text/plain": plain}
 
 
@@ -129,13 +129,13 @@ def _quick(record: RunRecord) -> str:
     """Return what the ranks of a quick run printed, as HTML. If they printed nothing, say how the run ended."""
     seen = lines.visible(record.recent, record.logs)
     every = lines.folded([line for line in seen if not lines.is_noise(line)])
-    found = every[-QUICK_LINES:]
-    while size_bytes(said := log.pre(found)) > QUICK_BYTES:
-        found = found[len(found) // 2 :]
-    cut = len(found) < len(every) or len(record.recent) < record.recent_count
+    last = every[-QUICK_LINES:]
+    while size_bytes(shown := log.pre(last)) > QUICK_BYTES:
+        last = last[len(last) // 2 :]
+    cut = len(last) < len(every) or len(record.recent) < record.recent_count
     parts = [
         note(f"earlier lines: {describe.log_path(record)}") if cut else "",
-        log.box(said, final=True),
+        log.box(shown, final=True),
         state.notices_html(record, "final"),
         log.noise_html(seen),
     ]

@@ -106,10 +106,10 @@ class Feed:
         During the run, the state and the sections are sent only after a pause.
         """
         ended = record.outcome is not None
-        found = self._new_lines(record)
+        messages = self._new_lines(record)
         if drawn := ended or now >= self._sections_due:
-            found += self._new_sections(record, now) + self._new_displays(record)
-            found += self._new_items(record) + self._new_batches(record) + self._new_usage(record, now)
+            messages += self._new_sections(record, now) + self._new_displays(record)
+            messages += self._new_items(record) + self._new_batches(record) + self._new_usage(record, now)
         if drawn or now >= self._state_due:
             began = clock.monotonic()
             state = state_message(record, now)
@@ -118,8 +118,8 @@ class Feed:
                 state["last"] = self._state["last"]  # the values must match the table and curves that were last sent
             if state != self._state:
                 self._state = state
-                found.append({**state, "now": now})
-        return [{"run": record.run_id, **message} for message in found]
+                messages.append({**state, "now": now})
+        return [{"run": record.run_id, **message} for message in messages]
 
     def _new_lines(self, record: RunRecord) -> list[Message]:
         pending = lines.pending(record) if record.outcome is None else []
@@ -147,25 +147,26 @@ class Feed:
         curves = charts(record)
         self._sections_due = now + max(SECTIONS_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
         changed = {name: html for name, html in drawn.items() if html != self._sections.get(name, "")}
-        found: list[Message] = [{"kind": "sections", "html": changed}] if changed else []
-        found += [{"kind": "charts", "charts": [], **since(self._charts, curves)}] if curves != self._charts else []
+        messages: list[Message] = [{"kind": "sections", "html": changed}] if changed else []
+        messages += [{"kind": "charts", "charts": [], **since(self._charts, curves)}] if curves != self._charts else []
         self._sections, self._charts = drawn, curves
-        return found
+        return messages
 
     def _new_displays(self, record: RunRecord) -> list[Message]:
         if record.displays is self._displays:
             return []
         self._displays = record.displays
-        every = {_display_key(each.display): each for each in displays.shown(record)}
-        order = [
-            (key, each.ranks if each.display.item is None else [each.display.item], each.display.time - record.started)
-            for key, each in every.items()
-        ]
-        new = every.keys() - self._displays_sent
-        self._displays_sent = set(every)
-        html = {key: displays.body_html(every[key].display) for key in every if key in new}
-        told = [(key, found, round(time, 1)) for key, found, time in sorted(order, key=lambda each: each[2])]
-        return [{"kind": "displays", "order": told, "html": html}]
+        order, html = [], {}
+        for entry in sorted(displays.shown(record), key=lambda entry: entry.display.time):
+            display = entry.display
+            # This identifies a display and its content: if a display is replaced, its time changes.
+            key = f"{display.attempt}-{display.rank}-{display.number}-{display.time}"
+            ranks_or_item = entry.ranks if display.item is None else [display.item]
+            order.append((key, ranks_or_item, round(display.time - record.started, 1)))
+            if key not in self._displays_sent:
+                html[key] = displays.body_html(display)
+        self._displays_sent = {key for key, *_ in order}
+        return [{"kind": "displays", "order": order, "html": html}]
 
     def _new_usage(self, record: RunRecord, now: float) -> list[Message]:
         usage = usage_message(record, now)
@@ -174,7 +175,7 @@ class Feed:
         if usage == self._usage and not new:
             return []
         self._usage, self._samples = usage, {**self._samples, **new}
-        rows = {rank: [_row(each, record.started) for each in samples] for rank, samples in new.items()}
+        rows = {rank: [_row(sample, record.started) for sample in samples] for rank, samples in new.items()}
         return [{**usage, "samples": rows}]
 
     def _new_batches(self, record: RunRecord) -> list[Message]:
@@ -190,14 +191,14 @@ class Feed:
         if record.items is None:
             return []
         search = search_message(record)
-        found = [search] if search != self._search else []
+        messages = [search] if search != self._search else []
         new = record.items.over - self._items_ended
         ended = record.items.ended[-new:] if new else ()
-        running = [each for each in record.items.running if each not in self._items_running]
+        running = [item for item in record.items.running if item not in self._items_running]
         self._search, self._items_ended, self._items_running = search, record.items.over, record.items.running
-        most = max(item_records.FEWEST_POINTS, RUNNING_POINTS // max(1, sum(len(each.curves) for each in running)))
-        rows = [_item(record, each) for each in ended] + [_item(record, each, most) for each in running]
-        return [*found, {"kind": "items", "rows": rows}] if rows else found
+        most = max(item_records.FEWEST_POINTS, RUNNING_POINTS // max(1, sum(len(item.curves) for item in running)))
+        rows = [_item(record, item) for item in ended] + [_item(record, item, most) for item in running]
+        return [*messages, {"kind": "items", "rows": rows}] if rows else messages
 
 
 def whole(record: RunRecord, now: float) -> list[Message]:
@@ -213,28 +214,23 @@ def size_bytes(message: Message) -> int:
     return len(json.dumps(message))
 
 
-def _display_key(found: Displayed) -> str:
-    """Return a text that identifies a display and its content. If a display is replaced, its time changes."""
-    return f"{found.attempt}-{found.rank}-{found.number}-{found.time}"
-
-
 # ── Lines ─────────────────────────────────────────────────────────────────────
 
 
-def _columns(found: Sequence[LogLine], began: float) -> Message:
+def _columns(shown: Sequence[LogLine], began: float) -> Message:
     return {
-        "rank": [line.rank for line in found],
-        "stream": "".join(_STREAMS[line.stream] for line in found),
-        "time": [round(line.time - began, 2) for line in found],
-        "text": [lines.plain(line.text) for line in found],
-        "html": {at: log_text(line.text) for at, line in enumerate(found) if "\x1b" in line.text},
+        "rank": [line.rank for line in shown],
+        "stream": "".join(_STREAMS[line.stream] for line in shown),
+        "time": [round(line.time - began, 2) for line in shown],
+        "text": [lines.plain(line.text) for line in shown],
+        "html": {at: log_text(line.text) for at, line in enumerate(shown) if "\x1b" in line.text},
     }
 
 
 # ── Items ─────────────────────────────────────────────────────────────────────
 
 
-def _item(record: RunRecord, found: ItemRecord, most: int = item_records.CURVE_POINTS) -> tuple[Any, ...]:
+def _item(record: RunRecord, item: ItemRecord, most: int = item_records.CURVE_POINTS) -> tuple[Any, ...]:
     """Return the row of an item: its cells, and its ITEM_DETAILS. Each curve has at most `most` points.
 
     Times are in seconds since the run began. A curve of a single value is sent only for a search's metric.
@@ -242,14 +238,14 @@ def _item(record: RunRecord, found: ItemRecord, most: int = item_records.CURVE_P
     assert record.items is not None
     searched = "" if record.items.search is None else record.items.search.metric
     return (
-        *items.row(record, found, round(found.ended - found.started, 3) if found.ended else None),
-        round(found.started - record.started, 2),
-        describe.plain_lines(found.failure.advice or "") if found.failure else "",
-        {name: lines.plain(value) if isinstance(value, str) else value for name, value in found.parameters.items()},
-        found.by,
+        *items.row(record, item, round(item.ended - item.started, 3) if item.ended else None),
+        round(item.started - record.started, 2),
+        describe.plain_lines(item.failure.advice or "") if item.failure else "",
+        {name: lines.plain(value) if isinstance(value, str) else value for name, value in item.parameters.items()},
+        item.by,
         {
             lines.plain(name): [(at, float(f"{value:.6g}")) for at, value in item_records.thinned(curve, most)]
-            for name, curve in found.curves.items()
+            for name, curve in item.curves.items()
             if curve[1:] or name == searched
         },
     )
@@ -265,7 +261,7 @@ def search_message(record: RunRecord) -> Message:
         "metric": lines.plain(search.metric),
         "mode": search.mode,
         "parameters": [
-            each._asdict() | {"choices": [lines.plain(choice) for choice in each.choices]} for each in search.parameters
+            axis._asdict() | {"choices": [lines.plain(choice) for choice in axis.choices]} for axis in search.parameters
         ],
         "importance": describe.importances(search),
     }
@@ -274,10 +270,10 @@ def search_message(record: RunRecord) -> Message:
 # ── Streams ───────────────────────────────────────────────────────────────────
 
 
-def stream_message(found: StreamRecord, record: RunRecord, known: int) -> Message:
+def stream_message(streamed: StreamRecord, record: RunRecord, known: int) -> Message:
     """Return the figures of a stream, and the rows of its batches except the first `known` ones."""
-    end = found.batches + found.replayed + found.passed_over + found.empty
-    tab = stream.described_tab(found, record, end - known)
+    end = streamed.batches + streamed.replayed + streamed.passed_over + streamed.empty
+    tab = stream.described_tab(streamed, record, end - known)
     bars = tab.bars
     return {
         "kind": "stream",
@@ -305,10 +301,11 @@ def state_message(record: RunRecord, now: float) -> Message:
         words = describe.progress_words(slowest._replace(left_s=None), running=running, lags=bool(lags))
     left = describe.left_words(slowest) if slowest and running else ""
     if record.items is not None:
-        told = describe.dotted(describe.items_progress(record, now), describe.gpu_words(record.gpus))
-        fraction, words = record.items.fraction, told if running else ""
-        left = describe.items_left(record, now) if running else ""
-        if record.outcome == "finished":
+        fraction, words, left = record.items.fraction, "", ""
+        if running:
+            words = describe.dotted(describe.items_progress(record, now), describe.gpu_words(record.gpus))
+            left = describe.items_left(record, now)
+        elif record.outcome == "finished":
             words = describe.items(record)
     if record.stream is not None:  # a stream has no end, so no fraction of it is complete
         fraction, left = None, ""
@@ -332,14 +329,9 @@ def state_message(record: RunRecord, now: float) -> Message:
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
         "notify": record.notify,
         "asks": [
-            {
-                "rank": each.rank,
-                "number": each.number,
-                "time": each.time,
-                "prompt": describe.question(each),
-                "hidden": each.hidden,
-            }
-            for each in record.questions
+            {name: getattr(asked, name) for name in ("rank", "number", "time", "hidden")}
+            | {"prompt": describe.question(asked)}
+            for asked in record.questions
         ],
         "lag": describe.lag_words(lags, reading.causes(record, now) if lags else {}),
         "reports": len(record.metrics),
@@ -359,7 +351,7 @@ def usage_message(record: RunRecord, now: float) -> Message:
     if record.items is not None:  # the ranks of a pool have no tiles
         return _NO_USAGE
     waits = reading.waits(record, now)
-    percent = {rank: round(100 * (each.waiting or 0.0)) for rank, each in waits.items()}
+    percent = {rank: round(100 * (wait.waiting or 0.0)) for rank, wait in waits.items()}
     running = {rank.rank for rank in record.ranks if rank.state == "running"}
     starves = [rank for rank, wait in waits.items() if wait.mark == "starves" and rank in running]
     return {
@@ -381,6 +373,7 @@ def _used(rank: RankRecord) -> list[Any] | None:
     return [rank.used.cpu_percent, rank.used.memory_bytes, rank.used.cores, rank.used.total_bytes, *gpus]
 
 
-def _row(found: Sample, began: float) -> list[Any]:
+def _row(sample: Sample, began: float) -> list[Any]:
     """Return a Sample as a row of panel/src/usage.js."""
-    return [round(found.time - began, 1), found.cpu_percent, found.memory_bytes, found.gpu_percent, found.gpu_bytes]
+    time_s = round(sample.time - began, 1)
+    return [time_s, sample.cpu_percent, sample.memory_bytes, sample.gpu_percent, sample.gpu_bytes]

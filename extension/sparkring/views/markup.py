@@ -97,25 +97,25 @@ def tint(colour: str) -> str:
     return f"color:{colour};color:color-mix(in srgb,{colour} 65%,currentColor)"
 
 
-def note(said: str) -> str:
+def note(words: str) -> str:
     """Return a line in small type, or '' if `said` is empty."""
-    return f"<div><small>{text(said)}</small></div>" if said else ""
+    return f"<div><small>{text(words)}</small></div>" if words else ""
 
 
-def paragraph(said: str) -> str:
+def paragraph(words: str) -> str:
     """Return a paragraph in small type for the place below charts, or '' if `said` is empty."""
-    return f"<p><small>{text(said)}</small></p>" if said else ""
+    return f"<p><small>{text(words)}</small></p>" if words else ""
 
 
-def warning(said: str) -> str:
+def warning(words: str) -> str:
     """Return a line with a warning, or '' if `said` is empty."""
-    return f'<div><b style="{tint(AMBER)}">⚠ {text(said)}</b></div>' if said else ""
+    return f'<div><b style="{tint(AMBER)}">⚠ {text(words)}</b></div>' if words else ""
 
 
 def advised(lines: Iterable[str]) -> str:
     """Return advice as a list with an item for each of the `lines`, or '' if there are no lines."""
-    told = "".join(f"<li>{text(line)}</li>" for line in lines)
-    return f'<ul class="sr-advice">{told}</ul>' if told else ""
+    entries = "".join(f"<li>{text(line)}</li>" for line in lines)
+    return f'<ul class="sr-advice">{entries}</ul>' if entries else ""
 
 
 def scrolled(body: str, words: str) -> str:
@@ -134,12 +134,12 @@ def log_text(line: str) -> str:
     if len(pieces) > _PIECES:
         return text(line)
     colours = Colours()
-    found = []
+    parts = []
     for code, piece in pieces:
         colours.apply(code)
         style = colours.css()
-        found.append(f'<span style="{style}">{escape(piece)}</span>' if style and piece else escape(piece))
-    return "".join(found)
+        parts.append(f'<span style="{style}">{escape(piece)}</span>' if style and piece else escape(piece))
+    return "".join(parts)
 
 
 _PIECES = 60
@@ -195,10 +195,10 @@ def _readable(colour: str) -> str:
     light = [level / 12.92 if level <= 0.04 else ((level + 0.055) / 1.055) ** 2.4 for level in levels]
     luminance = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
     if luminance > _MEDIUM:
-        light = [each * _MEDIUM / luminance for each in light]
+        light = [level * _MEDIUM / luminance for level in light]
     else:
-        light = [each + (1 - each) * (_MEDIUM - luminance) / (1 - luminance) for each in light]
-    levels = [each * 12.92 if each <= 0.003 else 1.055 * each ** (1 / 2.4) - 0.055 for each in light]
+        light = [level + (1 - level) * (_MEDIUM - luminance) / (1 - luminance) for level in light]
+    levels = [level * 12.92 if level <= 0.003 else 1.055 * level ** (1 / 2.4) - 0.055 for level in light]
     return "#" + "".join(f"{round(255 * level):02x}" for level in levels)
 
 

@@ -29,13 +29,13 @@ class ProgressLine:
         if self._width:
             self._write("")
 
-    def say(self, said: str) -> None:
+    def say(self, words: str) -> None:
         """Show `said` in place of what the line showed before, unless the line has just changed."""
         if self._clock() >= self._due:
             self._due = self._clock() + PROGRESS_EVERY_S
-            self._write(said)
+            self._write(words)
 
-    def _write(self, said: str) -> None:
-        self._stream.write(f"\r{said.ljust(self._width)}" + "\r" * (not said))
+    def _write(self, words: str) -> None:
+        self._stream.write(f"\r{words.ljust(self._width)}" + "\r" * (not words))
         self._stream.flush()
-        self._width = len(said)
+        self._width = len(words)

@@ -40,10 +40,10 @@ def coloured(code: str, *, inline: bool) -> tuple[str, ...]:
     for kind, (first, begin), (last, end) in _tokens(lines):
         for at in range(first, last + 1):
             spans[at].append((begin if at == first else 0, end if at == last else len(lines[at]), kind))
-    for found, line in zip(spans, lines, strict=True):
-        if not found and _MAGIC_LINE.match(line):
-            found.append((0, len(line), _MAGIC))
-    return tuple(_line(line, found, inline=inline) for line, found in zip(lines, spans, strict=True))
+    for own, line in zip(spans, lines, strict=True):
+        if not own and _MAGIC_LINE.match(line):
+            own.append((0, len(line), _MAGIC))
+    return tuple(_line(line, own, inline=inline) for line, own in zip(lines, spans, strict=True))
 
 
 def _tokens(lines: Sequence[str]) -> Iterator[_Token]:
@@ -54,8 +54,8 @@ def _tokens(lines: Sequence[str]) -> Iterator[_Token]:
     """
     python = "\n".join("" if _MAGIC_LINE.match(line) else line for line in lines)
     try:
-        for kind, said, (first, begin), (last, end), _ in tokenize.generate_tokens(io.StringIO(python).readline):
-            colour = _KEYWORD if keyword.iskeyword(said) else _KINDS.get(tokenize.tok_name[kind])
+        for kind, word, (first, begin), (last, end), _ in tokenize.generate_tokens(io.StringIO(python).readline):
+            colour = _KEYWORD if keyword.iskeyword(word) else _KINDS.get(tokenize.tok_name[kind])
             if colour is not None:
                 yield _Token(colour, (first - 1, begin), (last - 1, end))
     except (tokenize.TokenError, SyntaxError, ValueError):
@@ -66,7 +66,7 @@ def _line(line: str, spans: Sequence[tuple[int, int, int]], *, inline: bool) -> 
     parts, done = [], 0
     for begin, end, kind in spans:
         look = f'style="{tint(RANK_COLOURS[kind])}"' if inline else f'class="sr-c{kind}"'
-        said = text(line[max(done, begin) : end])
-        parts.append(text(line[done:begin]) + (f"<span {look}>{said}</span>" if said else ""))
+        piece = text(line[max(done, begin) : end])
+        parts.append(text(line[done:begin]) + (f"<span {look}>{piece}</span>" if piece else ""))
         done = max(done, end)
     return "".join(parts) + text(line[done:])

@@ -27,33 +27,33 @@ SMALL_FILE_BYTES, MANY_FILES = 1_000_000, 100
 UNEVEN = 1.1  # advice is given if one rank gets at least this many times as many rows as another
 
 
-def show_shards(found: Outlook) -> None:
+def show_shards(outlook: Outlook) -> None:
     """Show which rows each rank will read."""
-    show(shards_text(found), lambda: shards_html(found))
+    show(shards_text(outlook), lambda: shards_html(outlook))
 
 
-def shards_html(found: Outlook) -> str:
+def shards_html(outlook: Outlook) -> str:
     """Return the picture, the table and the advice as one block of HTML."""
-    counts = [f"<div>{text(line)}</div>" for line in (epoch_words(found), *request_words(found)) if line]
+    counts = [f"<div>{text(line)}</div>" for line in (epoch_words(outlook), *request_words(outlook)) if line]
     parts = [
-        f'<div class="sr-head"><span class="sr-title">{text(first_line(found.dataset.name, 120))}</span> '
-        f"<small>{text(data_words(found))}</small></div>",
+        f'<div class="sr-head"><span class="sr-title">{text(first_line(outlook.dataset.name, 120))}</span> '
+        f"<small>{text(data_words(outlook))}</small></div>",
         *counts,
-        f'<div class="sr-charts">{"".join(_picture(found, each) for each in _layouts(found))}</div>',
-        bare_table(HEADERS, table_rows(found)),
-        advised(advice(found)),
+        f'<div class="sr-charts">{"".join(_picture(outlook, layout) for layout in _layouts(outlook))}</div>',
+        bare_table(HEADERS, table_rows(outlook)),
+        advised(advice(outlook)),
     ]
     return enclosed("".join(parts))
 
 
-def shards_text(found: Outlook) -> str:
+def shards_text(outlook: Outlook) -> str:
     """Return the picture, the table and the advice as text for a terminal."""
     parts = [
-        f"{first_line(found.dataset.name, 120)}: {plain(data_words(found))}",
-        "\n".join([epoch_words(found), *map(plain, request_words(found))]),
-        _text_picture(found),
-        table_text(HEADERS, table_rows(found)),
-        "\n".join(f"→ {plain(line)}" for line in advice(found)),
+        f"{first_line(outlook.dataset.name, 120)}: {plain(data_words(outlook))}",
+        "\n".join([epoch_words(outlook), *map(plain, request_words(outlook))]),
+        _text_picture(outlook),
+        table_text(HEADERS, table_rows(outlook)),
+        "\n".join(f"→ {plain(line)}" for line in advice(outlook)),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -61,9 +61,9 @@ def shards_text(found: Outlook) -> str:
 # ── Words ─────────────────────────────────────────────────────────────────────
 
 
-def data_words(found: Outlook) -> str:
+def data_words(outlook: Outlook) -> str:
     """Describe the data set: `1,000,000 rows in 8 files, 32 row groups, 40.1 MB · columns a, b · where x > 3`."""
-    data = found.dataset
+    data = outlook.dataset
     whole = len(data.stored_schema.names) == len(data.columns)
     return dotted(
         f"{counted(data.rows, 'row')} in {counted(len(data.files), 'file')}, "
@@ -74,31 +74,31 @@ def data_words(found: Outlook) -> str:
     )
 
 
-def epoch_words(found: Outlook) -> str:
+def epoch_words(outlook: Outlook) -> str:
     """Say how many steps an epoch takes, and what happens to rows that do not fill a batch."""
-    steps = [share.steps for share in found.ours]
+    steps = [share.steps for share in outlook.ours]
     taken = f"{min(steps):,}" + (f" to {max(steps):,}" if max(steps) > min(steps) else "")
-    of = f"{taken} step{'' if max(steps) == 1 else 's'} of {counted(found.batch_size, 'row')} on each"
-    said = f"An epoch on {counted(found.size, 'rank')}: {of}"
-    match found.remainder:
+    of = f"{taken} step{'' if max(steps) == 1 else 's'} of {counted(outlook.batch_size, 'row')} on each"
+    sentence = f"An epoch on {counted(outlook.size, 'rank')}: {of}"
+    match outlook.remainder:
         case "drop":
-            left_out = counted(found.rows_unread, "row")
-            return f"{said}; {left_out} left out so that all ranks take the same number of steps (drop)."
+            left_out = counted(outlook.rows_unread, "row")
+            return f"{sentence}; {left_out} left out so that all ranks take the same number of steps (drop)."
         case "pad":
-            twice = counted(found.rows_twice, "row")
-            return f"{said}; {twice} read twice so that all ranks take the same number of steps (pad)."
-    return f"{said}, but a rank's last step may be smaller; end each epoch with hvd.join() (join)."
+            twice = counted(outlook.rows_twice, "row")
+            return f"{sentence}; {twice} read twice so that all ranks take the same number of steps (pad)."
+    return f"{sentence}, but a rank's last step may be smaller; end each epoch with hvd.join() (join)."
 
 
-def request_words(found: Outlook) -> list[str]:
+def request_words(outlook: Outlook) -> list[str]:
     """Return sentences about the number, price and rate limit of requests to an object store; [] for local files."""
-    if found.dataset.local:
+    if outlook.dataset.local:
         return []
-    asked = found.requests
-    price = f"{asked.price_usd(found.epochs):,.2f} USD at {USD_PER_GET * 1000:g} USD per 1,000"
+    asked = outlook.requests
+    price = f"{asked.price_usd(outlook.epochs):,.2f} USD at {USD_PER_GET * 1000:g} USD per 1,000"
     words = [
         f"GET requests: {asked.opening:,} to open the data set and {asked.per_epoch:,} per epoch; "
-        f"{counted(found.epochs, 'epoch')}: {price}."
+        f"{counted(outlook.epochs, 'epoch')}: {price}."
     ]
     if asked.throttled_below_s >= 1:
         limit = duration(float(asked.throttled_below_s))
@@ -110,44 +110,44 @@ def request_words(found: Outlook) -> list[str]:
     return words
 
 
-def advice(found: Outlook) -> list[str]:
+def advice(outlook: Outlook) -> list[str]:
     """Return a few sentences about each problem and its solution. The most serious problem comes first."""
-    told = [_few_rows(found), _few_groups(found), _uneven(found), _large_groups(found), _small_files(found)]
-    return [line for line in [*told, _selective(found)] if line]
+    problems = (_few_rows, _few_groups, _uneven, _large_groups, _small_files, _selective)
+    return [sentence for problem in problems if (sentence := problem(outlook))]
 
 
-def _few_rows(found: Outlook) -> str:
-    rows = [share.rows for share in found.ours]
+def _few_rows(outlook: Outlook) -> str:
+    rows = [share.rows for share in outlook.ours]
     if not max(rows):
         return ""
     if not min(rows):
         idle = rank_list(rank for rank, count in enumerate(rows) if not count)
         return (
-            f"{counted(sum(rows), 'row')} for {counted(found.size, 'rank')}: {idle} would have no rows. Use at most "
+            f"{counted(sum(rows), 'row')} for {counted(outlook.size, 'rank')}: {idle} would have no rows. Use at most "
             f"{counted(sum(rows), 'rank')}."
         )
-    if found.remainder == "drop" and not min(share.steps for share in found.ours):
+    if outlook.remainder == "drop" and not min(share.steps for share in outlook.ours):
         return (
-            f"{counted(min(rows), 'row')} per rank cannot fill a batch of {found.batch_size:,}, so an epoch has no "
+            f"{counted(min(rows), 'row')} per rank cannot fill a batch of {outlook.batch_size:,}, so an epoch has no "
             f"steps: use --batch-size {min(rows)} or less, fewer ranks, or --remainder pad."
         )
     return ""
 
 
-def _few_groups(found: Outlook) -> str:
-    groups = found.dataset.row_groups
-    if groups >= found.size:
+def _few_groups(outlook: Outlook) -> str:
+    groups = outlook.dataset.row_groups
+    if groups >= outlook.size:
         return ""
-    idle = rank_list(rank for rank, share in enumerate(found.petastorms) if not share.row_groups)
+    idle = rank_list(rank for rank, share in enumerate(outlook.petastorms) if not share.row_groups)
     return (
-        f"{counted(groups, 'row group')} for {counted(found.size, 'rank')}: Petastorm assigns whole row groups, so "
+        f"{counted(groups, 'row group')} for {counted(outlook.size, 'rank')}: Petastorm assigns whole row groups, so "
         f"{idle} would get none, and Petastorm raises NoDataAvailableError. Use shards(), which divides row groups, or "
-        f"write at least {found.size} row groups: df.repartition({found.size})."
+        f"write at least {outlook.size} row groups: df.repartition({outlook.size})."
     )
 
 
-def _uneven(found: Outlook) -> str:
-    shares = found.petastorms
+def _uneven(outlook: Outlook) -> str:
+    shares = outlook.petastorms
     least, most = (pick(shares, key=lambda share: share.rows) for pick in (min, max))
     if not least.rows:
         filtered = [rank for rank, share in enumerate(shares) if share.row_groups and not share.rows]
@@ -170,13 +170,13 @@ def _uneven(found: Outlook) -> str:
     )
 
 
-def _large_groups(found: Outlook) -> str:
-    files = found.dataset.files
+def _large_groups(outlook: Outlook) -> str:
+    files = outlook.dataset.files
     every = [(group.stored_bytes, number, file) for file in files for number, group in enumerate(file.row_groups, 1)]
-    largest, number, file = max(every, key=lambda each: each[0])
+    largest, number, file = max(every, key=lambda group: group[0])
     if largest < LARGE_GROUP_BYTES:
         return ""
-    many = sum(each[0] >= LARGE_GROUP_BYTES for each in every)
+    many = sum(group[0] >= LARGE_GROUP_BYTES for group in every)
     more = f" ({many:,} are larger than {size(LARGE_GROUP_BYTES)})" if many > 1 else ""
     where = f"{first_line(file.path.rpartition('/')[2], 80)}, row group {number} of {len(file.row_groups)}"
     return (
@@ -186,20 +186,20 @@ def _large_groups(found: Outlook) -> str:
     )
 
 
-def _small_files(found: Outlook) -> str:
-    files = found.dataset.files
+def _small_files(outlook: Outlook) -> str:
+    files = outlook.dataset.files
     mean = sum(file.size_bytes for file in files) / len(files)
     if len(files) < MANY_FILES or mean >= SMALL_FILE_BYTES:
         return ""
-    wanted = max(found.size, round(mean * len(files) / FILE_BYTES), 1)
+    wanted = max(outlook.size, round(mean * len(files) / FILE_BYTES), 1)
     return (
         f"{len(files):,} files of {size(mean)} on average: opening these files takes longer than reading them. "
         f"Write {counted(wanted, 'file')}: df.repartition({wanted})."
     )
 
 
-def _selective(found: Outlook) -> str:
-    data = found.dataset
+def _selective(outlook: Outlook) -> str:
+    data = outlook.dataset
     groups = [group for file in data.files for group in file.row_groups]
     there, read = sum(group.rows_in_file for group in groups), sum(group.rows_in_file for group in groups if group.rows)
     if not data.where or data.rows >= read / 2:
@@ -222,13 +222,13 @@ def blocks(count: int) -> list[range]:
     return [range(begin, min(begin + length, count)) for begin in range(0, count, length)]
 
 
-def table_rows(found: Outlook) -> list[tuple[str, ...]]:
+def table_rows(outlook: Outlook) -> list[tuple[str, ...]]:
     """Return a row for each rank or block of ranks. In the row of a block, the cells have ranges of numbers."""
-    columns = [(found.ours, name) for name in _OURS] + [(found.petastorms, name) for name in _PETASTORMS]
+    columns = [(outlook.ours, name) for name in _OURS] + [(outlook.petastorms, name) for name in _PETASTORMS]
     rows: list[tuple[str, ...]] = []
-    for ranks in blocks(found.size):
+    for ranks in blocks(outlook.size):
         values = (([getattr(split[rank], name) for rank in ranks], name) for split, name in columns)
-        cells = (span(each, size if name == "size_bytes" else "{:,}".format) for each, name in values)
+        cells = (span(values_of, size if name == "size_bytes" else "{:,}".format) for values_of, name in values)
         rows.append((rank_numbers(ranks), *cells))
     return rows
 
@@ -251,42 +251,43 @@ class Layout(NamedTuple):
     rows: tuple[int, ...]
 
 
-def _layouts(found: Outlook) -> list[Layout]:
-    shown = blocks(found.size)
-    groups = _groups(found)
-    even = tuple((Stretch(found.stretches[ranks[0]][0], found.stretches[ranks[-1]][1]),) for ranks in shown)
-    in_turn = tuple(tuple(sorted(group for rank in ranks for group in groups[rank :: found.size])) for ranks in shown)
+def _layouts(outlook: Outlook) -> list[Layout]:
+    shown = blocks(outlook.size)
+    groups = _groups(outlook)
+    even = tuple((Stretch(outlook.stretches[ranks[0]][0], outlook.stretches[ranks[-1]][1]),) for ranks in shown)
+    in_turn = tuple(tuple(sorted(group for rank in ranks for group in groups[rank :: outlook.size])) for ranks in shown)
     return [
-        Layout(_EVEN, even, tuple(sum(found.ours[rank].rows for rank in ranks) for ranks in shown)),
-        Layout(_IN_TURN, in_turn, tuple(sum(found.petastorms[rank].rows for rank in ranks) for ranks in shown)),
+        Layout(_EVEN, even, tuple(sum(outlook.ours[rank].rows for rank in ranks) for ranks in shown)),
+        Layout(_IN_TURN, in_turn, tuple(sum(outlook.petastorms[rank].rows for rank in ranks) for ranks in shown)),
     ]
 
 
-def _groups(found: Outlook) -> list[Stretch]:
-    counts = (group.rows for file in found.dataset.files for group in file.row_groups)
+def _groups(outlook: Outlook) -> list[Stretch]:
+    counts = (group.rows for file in outlook.dataset.files for group in file.row_groups)
     return [Stretch(*ends) for ends in itertools.pairwise(itertools.accumulate(counts, initial=0))]
 
 
 def covered(stretches: Iterable[Stretch], rows: int, cells: int) -> list[float]:
     """Divide `rows` rows into `cells` equal cells. Return the fraction of each cell that the stretches cover."""
-    found = [0.0] * cells
+    shares = [0.0] * cells
     scale = cells / max(1, rows)
     for begin, end in stretches:
         low, high = begin * scale, end * scale
         for cell in range(int(low), min(cells, int(high) + 1)):
-            found[cell] += max(0.0, min(high, cell + 1) - max(low, cell))
-    return found
+            shares[cell] += max(0.0, min(high, cell + 1) - max(low, cell))
+    return shares
 
 
-def _picture(found: Outlook, layout: Layout) -> str:
-    shown = blocks(found.size)
+def _picture(outlook: Outlook, layout: Layout) -> str:
+    shown = blocks(outlook.size)
     wide, tall = LABEL + BAND + NUMBERS, PITCH * (len(shown) + 1) + 8
-    parts = [_label("row groups", 0), *_band_of_data(found), _number(counted(found.dataset.row_groups, "row group"), 0)]
+    groups = counted(outlook.dataset.row_groups, "row group")
+    parts = [_label("row groups", 0), *_band_of_data(outlook), _number(groups, 0)]
     for line, (ranks, band, rows) in enumerate(zip(shown, layout.bands, layout.rows, strict=True), 1):
         colour = RANK_COLOURS[(line - 1) % len(RANK_COLOURS)]
         parts.append(_label(rank_list(ranks), line))
         parts.append(f'<path d="M{LABEL} {_y(line)}h{BAND}v{TALL}h-{BAND}z" fill="currentColor" fill-opacity=".07"/>')
-        parts += _band(band, found.dataset.rows, line, colour)
+        parts += _band(band, outlook.dataset.rows, line, colour)
         parts.append(_number(f"{rows:,}" if rows else "nothing", line, missing=not rows))
     counts = (f"{rank_list(ranks)} {rows:,} rows" for ranks, rows in zip(shown, layout.rows, strict=True))
     words = f"{layout.title}: {', '.join(counts)}"
@@ -298,29 +299,29 @@ def _y(line: int) -> int:
     return PITCH * line + (6 if line else 0)
 
 
-def _label(said: str, line: int) -> str:
-    return f'<text x="{LABEL - 6}" y="{_y(line)}" dy="10" text-anchor="end">{text(said)}</text>'
+def _label(words: str, line: int) -> str:
+    return f'<text x="{LABEL - 6}" y="{_y(line)}" dy="10" text-anchor="end">{text(words)}</text>'
 
 
-def _number(said: str, line: int, *, missing: bool = False) -> str:
+def _number(words: str, line: int, *, missing: bool = False) -> str:
     look = ' fill="#dd4a45" font-weight="bold"' if missing else ""
-    return f'<text x="{LABEL + BAND + 6}" y="{_y(line)}" dy="10"{look}>{text(said)}</text>'
+    return f'<text x="{LABEL + BAND + 6}" y="{_y(line)}" dy="10"{look}>{text(words)}</text>'
 
 
-def _band_of_data(found: Outlook) -> list[str]:
+def _band_of_data(outlook: Outlook) -> list[str]:
     """Draw all row groups, side by side. If there are at most FILES_MARKED files, mark where each file begins."""
-    groups = [group for group in _groups(found) if group.end > group.begin]
-    parts = [_path(groups, found.dataset.rows, 0, "currentColor", 0.4)]
-    ends = itertools.accumulate(sum(group.rows for group in file.row_groups) for file in found.dataset.files)
-    if 1 < len(found.dataset.files) <= FILES_MARKED:
-        marks = "".join(f"M{LABEL + BAND * end / found.dataset.rows:.1f} 0v{TALL + 4}" for end in list(ends)[:-1])
+    groups = [group for group in _groups(outlook) if group.end > group.begin]
+    parts = [_path(groups, outlook.dataset.rows, 0, "currentColor", 0.4)]
+    ends = itertools.accumulate(sum(group.rows for group in file.row_groups) for file in outlook.dataset.files)
+    if 1 < len(outlook.dataset.files) <= FILES_MARKED:
+        marks = "".join(f"M{LABEL + BAND * end / outlook.dataset.rows:.1f} 0v{TALL + 4}" for end in list(ends)[:-1])
         parts.append(f'<path d="{marks}" stroke="currentColor" stroke-opacity=".8"/>')
     return parts
 
 
 def _band(band: Sequence[Stretch], rows: int, line: int, colour: str) -> list[str]:
     if len(band) <= BAND // 4:
-        return [_path([each for each in band if each.end > each.begin], rows, line, colour, 0.9)]
+        return [_path([stretch for stretch in band if stretch.end > stretch.begin], rows, line, colour, 0.9)]
     # There are too many stretches to draw them all. Divide the data set into equal parts instead. A part's shade shows
     # how much of the part is covered by the band.
     cells = max(8, min(BAND // 4, len(band) // 8))
@@ -349,20 +350,20 @@ def _path(
 
 
 def _joined(stretches: Iterable[Stretch]) -> list[Stretch]:
-    found: list[Stretch] = []
-    for each in stretches:
-        if found and found[-1].end == each.begin:
-            found[-1] = Stretch(found[-1].begin, each.end)
+    joined: list[Stretch] = []
+    for stretch in stretches:
+        if joined and joined[-1].end == stretch.begin:
+            joined[-1] = Stretch(joined[-1].begin, stretch.end)
         else:
-            found.append(each)
-    return found
+            joined.append(stretch)
+    return joined
 
 
-def _text_picture(found: Outlook) -> str:
-    layouts, shown, rows = _layouts(found), blocks(found.size), found.dataset.rows
+def _text_picture(outlook: Outlook) -> str:
+    layouts, shown, rows = _layouts(outlook), blocks(outlook.size), outlook.dataset.rows
     labels = ["row groups", *(rank_list(ranks) for ranks in shown)]
     width = max(map(len, labels))
-    groups = _groups(found)
+    groups = _groups(outlook)
     # Neighbouring row groups alternate between two shades, if there is room to show all row groups.
     odd = covered(groups[1::2], rows, CELLS) if len(groups) <= CELLS // 2 else [0.0] * CELLS
     data = "".join("▓" if share > 0.5 else "█" for share in odd)

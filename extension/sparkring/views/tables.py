@@ -27,14 +27,14 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: 
         write(f"{plain(empty)}\n")
 
 
-def show(said: str, html: Callable[[], str]) -> None:
+def show(words: str, html: Callable[[], str]) -> None:
     """Show the result of a magic: as HTML in a notebook, otherwise as the text `said`."""
     if not in_notebook():
-        write(f"{said}\n")
+        write(f"{words}\n")
         return
     from IPython.display import display
 
-    display({"text/html": html(), "text/plain": said}, raw=True)  # type: ignore[no-untyped-call]
+    display({"text/html": html(), "text/plain": words}, raw=True)  # type: ignore[no-untyped-call]
 
 
 CAPTURED = ("name", "type", "size", "sent", "")

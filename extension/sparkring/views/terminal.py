@@ -53,16 +53,16 @@ class TerminalView:
 
     def close(self, record: RunRecord) -> None:
         """Print what is new, and then some closing lines. Unless the run was quick, the last says how the run ended."""
-        told = self._news(record)
+        lines = self._news(record)
         if self._noise:
             hidden = f"{describe.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
-            told.append(f"sparkring: {hidden}{_see(describe.log_path(record))}")
+            lines.append(f"sparkring: {hidden}{_see(describe.log_path(record))}")
         closing = [*reading.closing_words(record, record.ended), *timelines.closing_words(record)]
         closing += [*displays.closing_words(record), describe.importance(record)]
         if not describe.quick(record):
             log = f"log: {describe.log_path(record)}" if record.outcome == "finished" and record.log_folder else ""
             closing.append(describe.dotted(describe.closing(record, record.ended), log))
-        self._print(told + [f"sparkring: {line}" for line in closing if line], record)
+        self._print(lines + [f"sparkring: {line}" for line in closing if line], record)
 
     def again(self, record: RunRecord) -> None:
         """Print the state of the run on one line."""
@@ -70,13 +70,13 @@ class TerminalView:
 
     def _news(self, record: RunRecord) -> list[str]:
         notices = [notice for notice in record.notices if notice not in self._notices]
-        told = [f"sparkring: {describe.first_line(notice.text, 1000)}" for notice in notices]
+        lines = [f"sparkring: {describe.first_line(notice.text, 1000)}" for notice in notices]
         count = record.recent_count - self._lines
         self._lines = record.recent_count
         new = record.recent[-count:] if count else ()
         if count > len(new) and record.logs != "callbacks":
             missed = describe.counted(count - len(new), "more line")
-            told.append(f"… {missed}{_see(describe.log_path(record))}")
+            lines.append(f"… {missed}{_see(describe.log_path(record))}")
         blocks = [block for line in visible(new, record.logs) for block in self._blocks.take(line)]
         if new:
             self._heard = self._clock()
@@ -86,26 +86,26 @@ class TerminalView:
             if is_noise(shared.line):
                 self._noise += len(shared.ranks)
             else:
-                told.append(self._line(shared))
-        told += [f"sparkring: {line}" for line in checkpoints.news(self._checkpoints, record)]
-        told += [f"sparkring: {line}" for line in attempts.news(self._attempts, record)]
+                lines.append(self._line(shared))
+        lines += [f"sparkring: {line}" for line in checkpoints.news(self._checkpoints, record)]
+        lines += [f"sparkring: {line}" for line in attempts.news(self._attempts, record)]
         self._notices, self._attempts, self._checkpoints = record.notices, record.attempts, record.checkpoints
-        return told
+        return lines
 
     def _line(self, shared: Shared) -> str:
         line, tag = shared.line, f"[{describe.rank_numbers(shared.ranks)}]"
         if not self._has_colours:
             return f"{tag} {plain(line.text)}"
-        said = "".join(f"\x1b[{code}m{piece}" if code else piece for code, piece in coloured(line.text))
+        shown = "".join(f"\x1b[{code}m{piece}" if code else piece for code, piece in coloured(line.text))
         colour = _RANK_COLOURS[line.rank % len(_RANK_COLOURS)]
-        return f"\x1b[{colour}m{tag}{_RESET} {_DIM if line.stream == 'stderr' else ''}{said}{_RESET}"
+        return f"\x1b[{colour}m{tag}{_RESET} {_DIM if line.stream == 'stderr' else ''}{shown}{_RESET}"
 
-    def _print(self, told: list[str], record: RunRecord) -> None:
+    def _print(self, lines: list[str], record: RunRecord) -> None:
         progress = self._progress(record)
-        if not told and progress == self._progress_shown:
+        if not lines and progress == self._progress_shown:
             return
         cleared = _CLEAR_LINE if self._progress_shown else ""
-        whole = cleared + "".join(f"{line}\n" for line in told) + progress
+        whole = cleared + "".join(f"{line}\n" for line in lines) + progress
         self._progress_shown = progress
         write(whole, self._stream)
         self._stream.flush()
@@ -120,8 +120,8 @@ class TerminalView:
         if began < self._progress_due:
             return self._progress_shown
         now = time.time()
-        found = progress.slowest(record, now)
-        words = [describe.progress_words(found) if found else describe.outcome(record)]
+        slowest = progress.slowest(record, now)
+        words = [describe.progress_words(slowest) if slowest else describe.outcome(record)]
         if record.items is not None:
             words = [describe.items_progress(record, now), describe.items_left(record, now)]
         if record.stream is not None:

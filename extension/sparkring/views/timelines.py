@@ -54,27 +54,27 @@ def head_words(record: RunRecord, saved: TimelineSaved) -> str:
 
 def share_words(saved: TimelineSaved) -> str:
     """Say how the time was spent: `92% waiting for ranks, 5% reducing`. The largest share comes first."""
-    named = [each for each in shares(saved) if each.part >= WORTH_NAMING]
-    return ", ".join(f"{each.part:.0%} {each.what}" for each in sorted(named, key=lambda each: -each.part))
+    named = [share for share in shares(saved) if share.part >= WORTH_NAMING]
+    return ", ".join(f"{share.part:.0%} {share.what}" for share in sorted(named, key=lambda share: -share.part))
 
 
 def late_words(record: RunRecord, saved: TimelineSaved) -> str:
     """Name the ranks that the other ranks waited for longest: `the other ranks waited 12 s in total for rank 1 (…)`."""
-    worth = [each for each in saved.late if each.waited_s >= WORTH_NAMING * saved.wall_s][:_NAMED]
+    worth = [rank for rank in saved.late if rank.waited_s >= WORTH_NAMING * saved.wall_s][:_NAMED]
     if not worth:
         return "no rank made the others wait" if saved.late else ""
-    told = [
-        f"{duration(each.waited_s)} for rank {each.rank} (was the last to be ready {counted(each.times, 'time')})"
-        for each in worth
+    parts = [
+        f"{duration(rank.waited_s)} for rank {rank.rank} (was the last to be ready {counted(rank.times, 'time')})"
+        for rank in worth
     ]
-    told[0] = told[0].replace(" for", " in total for", 1)
-    return f"the other {'ranks' if record.size > 2 else 'rank'} waited {', '.join(told)}"
+    parts[0] = parts[0].replace(" for", " in total for", 1)
+    return f"the other {'ranks' if record.size > 2 else 'rank'} waited {', '.join(parts)}"
 
 
 def closing_words(record: RunRecord) -> list[str]:
     """Return a line for each timeline, with its summary, any problem, its path, and how to open it."""
-    told = []
+    lines = []
     for saved in record.timelines:
         words = [f"timeline: {head_words(record, saved)}", share_words(saved), late_words(record, saved)]
-        told.append(dotted(*words, first_line(saved.problem), f"{HOW_TO_OPEN}: {path(record, saved)}"))
-    return told
+        lines.append(dotted(*words, first_line(saved.problem), f"{HOW_TO_OPEN}: {path(record, saved)}"))
+    return lines

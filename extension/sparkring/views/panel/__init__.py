@@ -100,7 +100,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
             self._controls.pop(record.run_id, None)
             self._asked.discard(record.run_id)
             self._records.move_to_end(record.run_id)
-            for run in [run for run, each in self._records.items() if each.outcome is not None][:-KEPT]:
+            for run in [run for run, record in self._records.items() if record.outcome is not None][:-KEPT]:
                 del self._records[run]
 
     def forget(self, record: RunRecord) -> None:
@@ -180,8 +180,8 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
             if record is not None:
                 if record.outcome is None:
                     self._asked.add(record.run_id)
-                for each in whole(record, time.time()):
-                    self._post(each)
+                for news in whole(record, time.time()):
+                    self._post(news)
             stops, answers = controls is not None, controls is not None and controls.answer is not None
             self._post({"run": run, "kind": "heard", "known": record is not None, "stops": stops, "answers": answers})
 
@@ -336,7 +336,7 @@ class PanelView:
                 self._foreground = _Foreground(self._page, record.run_id)
         news = self._feed.news(record, time.time())
         self._page.tell(record, news)
-        return sum(size_bytes(each) for each in news)
+        return sum(size_bytes(message) for message in news)
 
     def _display_place(self, page: Page, record: RunRecord) -> None:
         """Display the empty element for the run's panel.

@@ -52,9 +52,9 @@ def _captured(record: RunRecord, form: Form) -> str:
 def _facts(record: RunRecord, now: float, form: Form) -> str:
     """Return a line for each fact. The form "final" does not list data sets, because the section `shards` does."""
     sets = reading.data_sets(record, now)[-reading.NAMED :] if form == "tab" else []
-    told = [("data", text(first_line(reading.data_words(found), 600))) for found in sets]
+    facts = [("data", text(first_line(reading.data_words(data_set), 600))) for data_set in sets]
     versions = " · ".join(f"{name} {version}" for name, version in record.versions)
-    told += [("versions", text(first_line(versions, 600))), ("logs", text(first_line(record.log_folder, 600)))]
+    facts += [("versions", text(first_line(versions, 600))), ("logs", text(first_line(record.log_folder, 600)))]
     if record.metrics and record.run_id:
-        told.append(("TensorBoard", f"<code>%runs {text(record.run_id)} --tensorboard</code>"))
-    return "".join(f'<div class="sr-fact"><small>{name}</small> {said}</div>' for name, said in told if said)
+        facts.append(("TensorBoard", f"<code>%runs {text(record.run_id)} --tensorboard</code>"))
+    return "".join(f'<div class="sr-fact"><small>{name}</small> {words}</div>' for name, words in facts if words)

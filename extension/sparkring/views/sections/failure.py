@@ -19,26 +19,26 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     """
     if record.outcome in (None, "finished"):
         return ""
-    found = describe.explanation(record)
-    if found is None:
+    explanation = describe.explanation(record)
+    if explanation is None:
         return f'<div class="sr-why">{text(describe.outcome(record))}</div>'
-    return f'<div class="sr-why">{_summary(found)}{_source(found)}{_around(found)}</div>'
+    return f'<div class="sr-why">{_summary(explanation)}{_source(explanation)}{_around(explanation)}</div>'
 
 
-def _summary(found: Explanation) -> str:
-    first, _, more = found.summary.strip().partition("\n")
-    place = f" <small>{text(found.place)}</small>" if found.place else ""
+def _summary(failure: Explanation) -> str:
+    first, _, more = failure.summary.strip().partition("\n")
+    place = f" <small>{text(failure.place)}</small>" if failure.place else ""
     rest = [text(line[:LINE_CHARACTERS]) for line in more.splitlines()[:SUMMARY_LINES]]
     message = scrolled(block(rest, 0), "more of the message")
     return f"<div><b>{text(describe.first_line(first, LINE_CHARACTERS))}</b>{place}</div>{message}"
 
 
-def _source(found: Explanation) -> str:
-    lines = [(line.number, text(line.text[:LINE_CHARACTERS])) for line in found.source]
-    return numbered(lines, found.line)
+def _source(failure: Explanation) -> str:
+    lines = [(line.number, text(line.text[:LINE_CHARACTERS])) for line in failure.source]
+    return numbered(lines, failure.line)
 
 
-def _around(found: Explanation) -> str:
+def _around(failure: Explanation) -> str:
     """Return the callers, the advice and the ranks that failed afterwards, each as a line."""
-    advice = f"<div>{text(found.advice)}</div>" if found.advice else ""
-    return "".join(map(note, found.callers)) + advice + note(found.followers)
+    advice = f"<div>{text(failure.advice)}</div>" if failure.advice else ""
+    return "".join(map(note, failure.callers)) + advice + note(failure.followers)

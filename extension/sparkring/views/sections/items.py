@@ -52,12 +52,12 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     items = record.items
     if items is None:
         return ""
-    failed = [each for each in items.ended if each.state == "failed"]
+    failed = [item for item in items.ended if item.state == "failed"]
     if form != "final":
-        longest = sorted(items.running, key=lambda each: each.started)
+        longest = sorted(items.running, key=lambda item: item.started)
         return described(table(record, [*longest[:RUNNING_SHOWN], *failed[-3:][::-1]], now))
     known = items.known
-    failed.sort(key=lambda each: each.item)
+    failed.sort(key=lambda item: item.item)
     first = described(table(record, known[:FIRST_SHOWN], now))
     many = f"The first {FIRST_SHOWN} of {describe.counted(len(known), 'item')}"
     several = f"{describe.counted(len(failed), 'item')} failed; the first {FAILED_SHOWN}:"
@@ -76,35 +76,35 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 def _pictures(items: Sequence[ItemRecord]) -> str:
     """Return a picture for each metric, with the items' curves; '' if no curve has more than two points."""
-    curved = {name: [each for each in items if len(each.curves.get(name, ())) > 2] for name in _metrics(items)}
-    found = {name: drawn[-CURVES_SHOWN:] for name, drawn in curved.items() if drawn}
-    if not found:
+    curved = {name: [item for item in items if len(item.curves.get(name, ())) > 2] for name in _metrics(items)}
+    charted = {name: drawn[-CURVES_SHOWN:] for name, drawn in curved.items() if drawn}
+    if not charted:
         return ""
-    made = pictures([Drawing(functools.partial(_curves, name=name, items=drawn)) for name, drawn in found.items()])
+    made = pictures([Drawing(functools.partial(_curves, name=name, items=drawn)) for name, drawn in charted.items()])
     figures = []
-    for (name, drawn), picture in zip(found.items(), made, strict=True):
+    for (name, drawn), picture in zip(charted.items(), made, strict=True):
         caption = f"<figcaption><b>{text(name)}</b> by {drawn[-1].by}</figcaption>"
         figures.append(figure(caption, picture, f"{name} of {describe.counted(len(drawn), 'item')}"))
-    any_failed = any(each.state == "failed" for drawn in found.values() for each in drawn)
-    said = paragraph("blue: finished · red: failed" if any_failed else "")
-    return f'<div class="sr-charts">{"".join(figures)}{said}</div>'
+    any_failed = any(item.state == "failed" for drawn in charted.values() for item in drawn)
+    legend = paragraph("blue: finished · red: failed" if any_failed else "")
+    return f'<div class="sr-charts">{"".join(figures)}{legend}</div>'
 
 
 def _curves(axes: Axes, name: str, items: Sequence[ItemRecord]) -> None:
-    order = sorted(items, key=lambda each: each.state == "failed")  # failed items are drawn on top
-    many_curves(axes, [each.curves[name] for each in order], [_LOOKS[each.state == "failed"] for each in order])
-    values = [value for each in items for _, value in each.curves[name]]
+    order = sorted(items, key=lambda item: item.state == "failed")  # failed items are drawn on top
+    many_curves(axes, [item.curves[name] for item in order], [_LOOKS[item.state == "failed"] for item in order])
+    values = [value for item in items for _, value in item.curves[name]]
     axes.set_ylim(*wider((extent(values, "max")[0], extent(values, "min")[1])))
 
 
 def _metrics(items: Iterable[ItemRecord]) -> list[str]:
-    return list(dict.fromkeys(name for each in items for name in each.metrics))[:METRICS_SHOWN]
+    return list(dict.fromkeys(name for item in items for name in item.metrics))[:METRICS_SHOWN]
 
 
 def _best(record: RunRecord, search: Search, now: float) -> str:
     """Return a table of the best trials of a search."""
     assert record.items is not None
-    ended = _ranked([each for each in record.items.known if each.state in WHOLE], search.metric)
+    ended = _ranked([item for item in record.items.known if item.state in WHOLE], search.metric)
     shown = ended[: -BEST_SHOWN - 1 : -1] if search.mode == "max" else ended[:BEST_SHOWN]
     which = f"best {search.metric}: top {BEST_SHOWN} of {describe.counted(len(ended), 'finished trial')}"
     return described(table(record, shown, now), which if ended[BEST_SHOWN:] else f"best {search.metric}")
@@ -112,19 +112,19 @@ def _best(record: RunRecord, search: Search, now: float) -> str:
 
 def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: float) -> str:
     """Return tables of the items with the lowest and the highest values of a metric; '' if only a few items have it."""
-    measured = _ranked([each for each in items if each.state != "failed"], name)
+    measured = _ranked([item for item in items if item.state != "failed"], name)
     if len(measured) <= 2 * BEST_SHOWN:
         return ""
     return "".join(
-        described(table(record, found, now), f"{which} {name}")
-        for which, found in (("lowest", measured[:BEST_SHOWN]), ("highest", measured[: -BEST_SHOWN - 1 : -1]))
+        described(table(record, some, now), f"{which} {name}")
+        for which, some in (("lowest", measured[:BEST_SHOWN]), ("highest", measured[: -BEST_SHOWN - 1 : -1]))
     )
 
 
 def _ranked(items: Iterable[ItemRecord], name: str) -> list[ItemRecord]:
     """Return the items that have a finite value of a metric, lowest value first."""
-    measured = [each for each in items if math.isfinite(each.metrics.get(name, math.nan))]
-    return sorted(measured, key=lambda each: each.metrics[name])
+    measured = [item for item in items if math.isfinite(item.metrics.get(name, math.nan))]
+    return sorted(measured, key=lambda item: item.metrics[name])
 
 
 def table(record: RunRecord, items: Sequence[ItemRecord], now: float) -> Table:

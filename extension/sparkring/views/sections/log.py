@@ -39,8 +39,8 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     final, seen = form == "final", lines.visible(record.recent, record.logs)
     some = seen[-LOG_LINES * max(10, record.size) :]  # each rank may have printed each line
     last = [line for line in some if not lines.is_noise(line)]
-    found = lines.folded(last)[-LOG_LINES:] + lines.folded([] if final else lines.pending(record))
-    return box(fitting(found, LOG_BYTES), final=final) + noise_html(seen)
+    shown = lines.folded(last)[-LOG_LINES:] + lines.folded([] if final else lines.pending(record))
+    return box(fitting(shown, LOG_BYTES), final=final) + noise_html(seen)
 
 
 def box(shown: str, *, final: bool) -> str:
@@ -57,22 +57,22 @@ def noise_html(seen: Sequence[LogLine]) -> str:
     return details(title, scrolled(pre(lines.folded(noise[-100:])), title))
 
 
-def fitting(found: Sequence[Shared], budget: int) -> str:
+def fitting(shown: Sequence[Shared], budget: int) -> str:
     """Return the last lines that fit into `budget` bytes, but at least one. Lines are dropped by halves. See pre()."""
-    while size_bytes(said := pre(found)) > budget and found[1:]:
-        found = found[(len(found) + 1) // 2 :]
-    return said
+    while size_bytes(body := pre(shown)) > budget and shown[1:]:
+        shown = shown[(len(shown) + 1) // 2 :]
+    return body
 
 
-def pre(found: Sequence[Shared]) -> str:
+def pre(shared: Sequence[Shared]) -> str:
     """Return the lines, one below the other. Each line begins with the numbers of the ranks that printed it."""
-    tags = [describe.rank_numbers(line.ranks) for line in found]
+    tags = [describe.rank_numbers(line.ranks) for line in shared]
     width = min(12, max(map(len, tags), default=0))
     shown = []
-    for each, tag in zip(found, tags, strict=True):
-        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # of the lowest rank, even if another printed first
+    for entry, tag in zip(shared, tags, strict=True):
+        colour = RANK_COLOURS[min(entry.ranks) % len(RANK_COLOURS)]  # of the lowest rank, even if another printed first
         tagged = f'<span style="{tint(colour)};user-select:none">{tag.rjust(width)}</span> '
-        shown.append(tagged + line_html(each.line))
+        shown.append(tagged + line_html(entry.line))
     return block(shown, width)
 
 
@@ -87,20 +87,20 @@ def block(shown: Sequence[str], width: int) -> str:
     return f"<pre>{lines_in}</pre>" if shown else ""
 
 
-def numbered(found: Sequence[tuple[int, str]], marked: int = 0) -> str:
+def numbered(code_lines: Sequence[tuple[int, str]], marked: int = 0) -> str:
     """Return numbered lines of code. Each line is HTML, and the line with the number `marked` is highlighted."""
-    width = max((len(str(number)) for number, _ in found), default=1)
+    width = max((len(str(number)) for number, _ in code_lines), default=1)
     shown = []
-    for number, code in found:
-        said = f"<mark>{code}</mark>" if number == marked else code
-        shown.append(f'<small style="user-select:none">{number:>{width}}</small>  {said}')
+    for number, code in code_lines:
+        marked_code = f"<mark>{code}</mark>" if number == marked else code
+        shown.append(f'<small style="user-select:none">{number:>{width}}</small>  {marked_code}')
     return block(shown, width - 1)
 
 
 def line_html(line: LogLine) -> str:
     """Return the HTML of a line, without a tag, in the form that block() needs."""
-    said = line.text if len(line.text) <= LINE_CHARACTERS else line.text[:LINE_CHARACTERS] + " …"
-    return f"{_SIGNS[line.stream]} {log_text(said)}"
+    shown = line.text if len(line.text) <= LINE_CHARACTERS else line.text[:LINE_CHARACTERS] + " …"
+    return f"{_SIGNS[line.stream]} {log_text(shown)}"
 
 
 def by_rank_html(record: RunRecord, budget: int) -> str:

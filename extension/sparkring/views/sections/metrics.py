@@ -39,7 +39,7 @@ def _html(record: RunRecord, form: Form) -> str:
     if not table.rows:
         return ""
     rows = table.newest(ROWS_SHOWN if form != "stacked" else ROWS_LIVE)
-    labelled = [(table.label(row), [found.get(name) for name in table.names]) for row, found in rows]
+    labelled = [(table.label(row), [spreads.get(name) for name in table.names]) for row, spreads in rows]
     noun, note = metrics.noun(record, table), ""
     if len(rows) < len(table.rows):
         note = f"the last {counted(len(rows), noun)}"
@@ -74,12 +74,12 @@ def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | N
 
 
 def _pictures(record: RunRecord, table: Table) -> str:
-    found = curves_of(record, table, POINTS)[: charts.MOST]
-    if not found:
+    drawn = curves_of(record, table, POINTS)[: charts.MOST]
+    if not drawn:
         return ""
     axis, marks = curve_axis(record, table), marks_of(record, table)
-    said = charts.legend(found, marks)
-    return f'<div class="sr-charts">{figures(found, axis, marks)}{paragraph(said)}</div>'
+    legend = charts.legend(drawn, marks)
+    return f'<div class="sr-charts">{figures(drawn, axis, marks)}{paragraph(legend)}</div>'
 
 
 def by_rank_html(record: RunRecord) -> str:
@@ -89,19 +89,19 @@ def by_rank_html(record: RunRecord) -> str:
 
 def _differ(values: Iterable[float]) -> bool:
     """Whether the ranks' values of a metric differ. They also differ if only some of them are finite."""
-    found = list(values)
-    return metrics.spread(found).differs or len({math.isfinite(value) for value in found}) > 1
+    known = list(values)
+    return metrics.spread(known).differs or len({math.isfinite(value) for value in known}) > 1
 
 
 def _by_rank(record: RunRecord, table: Table) -> str:
-    found = metrics.last_by_rank(record)
-    by_name = ([values[name] for values in found.values() if name in values] for name in table.names)
+    last = metrics.last_by_rank(record)
+    by_name = ([values[name] for values in last.values() if name in values] for name in table.names)
     if not any(map(_differ, by_name)):
         return ""
     rows = [
         (str(rank), [Spread(*[values[name]] * 3) if name in values else None for name in table.names])
-        for rank, values in list(found.items())[:RANKS_MEASURED]
+        for rank, values in list(last.items())[:RANKS_MEASURED]
     ]
-    many = len(found) > RANKS_MEASURED
-    note = f"the first {RANKS_MEASURED} of {counted(len(found), 'rank')}" if many else ""
+    many = len(last) > RANKS_MEASURED
+    note = f"the first {RANKS_MEASURED} of {counted(len(last), 'rank')}" if many else ""
     return _table(("rank", *table.names), rows, note)

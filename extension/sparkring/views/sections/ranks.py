@@ -107,7 +107,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     alike = itertools.groupby(record.ranks, lambda rank: rank.rank if few else letter(record, rank))
     groups = [list(group) for _, group in alike]
     ranks = described(record, lags) if any(len(group) == 1 for group in groups) else {}
-    waits = {rank: round(100 * (each.waiting or 0.0)) for rank, each in reading.waits(record, now).items()}
+    waits = {rank: round(100 * (wait.waiting or 0.0)) for rank, wait in reading.waits(record, now).items()}
     tiles = [
         _tile(record, group[0], ranks, waits, now) if len(group) == 1 else _wide_tile(record, group)
         for group in groups[:MOST_TILES]
@@ -142,7 +142,7 @@ def _tile(record: RunRecord, rank: RankRecord, ranks: dict[str, Any], waits: Map
         "waits": waits.get(at),
     }
     sign, state = STATES[ranks["state"][at]]
-    words = [f"rank {at} {state}", *(fact(each, cells[each.name], describe.step_noun(record)) for each in FACTS)]
+    words = [f"rank {at} {state}", *(fact(column, cells[column.name], describe.step_noun(record)) for column in FACTS)]
     words += [f"last: {lines.plain(rank.tail[-1].text)[:80]}"] if rank.tail else []
     place = describe.dotted(
         "" if cells["epoch"] is None else f"e{cells['epoch']}", "" if cells["step"] is None else f"{cells['step']}"
@@ -159,7 +159,7 @@ def gpus_html(record: RunRecord) -> str:
     """Return a table of the GPUs that ranks or model processes use, as last reported, with at most GPU_ROWS rows."""
     used: list[tuple[tuple[str, ...], GpuUsed]] = [
         *(((str(rank.rank),), gpu) for rank in record.ranks for gpu in rank.gpus),
-        *(((each.host, str(each.pid)), each.gpu) for each in record.model_gpus),  # the slots of a query have no GPUs
+        *(((used.host, str(used.pid)), used.gpu) for used in record.model_gpus),  # the slots of a query have no GPUs
     ]
     if not used:
         return ""

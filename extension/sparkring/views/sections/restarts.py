@@ -24,8 +24,8 @@ _CHAPTERS = {
 
 def html(record: RunRecord, now: float, form: Form) -> str:
     """Return a drawing of the last attempts, and a line for each, with the last lines of the rank that failed."""
-    told = attempts.story(record)
-    shown = told[-(ATTEMPTS_LIVE if form == "stacked" else ATTEMPTS_SHOWN) :]
+    chapters = attempts.story(record)
+    shown = chapters[-(ATTEMPTS_LIVE if form == "stacked" else ATTEMPTS_SHOWN) :]
     parts: list[str] = []
     budget = ATTEMPTS_BYTES
     for chapter in reversed(shown):
@@ -36,6 +36,6 @@ def html(record: RunRecord, now: float, form: Form) -> str:
             fold = details(f"last lines of rank {chapter.failed_rank}", lasts) if len(lasts) <= budget else ""
             budget -= len(fold)
         parts.insert(0, f'<div><span class="{name}">{sign}</span> {text(chapter.line)}{fold}</div>')
-    if len(told) > len(shown):
-        parts.insert(0, note(f"{counted(len(told) - len(shown), 'earlier attempt')} not shown"))
+    if len(chapters) > len(shown):
+        parts.insert(0, note(f"{counted(len(chapters) - len(shown), 'earlier attempt')} not shown"))
     return f'{picture(record, now, shown)}<div class="sr-attempts">{"".join(parts)}</div>' if parts else ""

@@ -34,14 +34,14 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     search = None if record.items is None else record.items.search
     if record.items is None or search is None or form != "final":
         return ""
-    known = [each for each in record.items.known if each.state != "failed"]
-    trials = [each for each in known if math.isfinite(each.metrics.get(search.metric, math.nan))]
+    known = [item for item in record.items.known if item.state != "failed"]
+    trials = [item for item in known if math.isfinite(item.metrics.get(search.metric, math.nan))]
     if not trials:
         return ""
     best = -1 if search.best is None else search.best[0]
-    order = sorted(trials[-CURVES_SHOWN:], key=lambda each: [*KINDS].index(kind(each, best)))
+    order = sorted(trials[-CURVES_SHOWN:], key=lambda trial: [*KINDS].index(kind(trial, best)))
     kinds = [kind(trial, best) for trial in order]
-    looks = [_LOOKS.get(each, {"lw": 0.7, "alpha": 0.7}) | {"color": KINDS[each][1]} for each in kinds]
+    looks = [_LOOKS.get(name, {"lw": 0.7, "alpha": 0.7}) | {"color": KINDS[name][1]} for name in kinds]
     metric = text(search.metric)
     curves, history, parameters = pictures(
         [
@@ -50,16 +50,16 @@ def html(record: RunRecord, now: float, form: Form) -> str:
             Drawing(lambda axes: _parameters(axes, search, order, looks), 2 * WIDTH),
         ]
     )
-    said = f"{', '.join(each.name for each in search.parameters)} and {search.metric} of all trials"
+    words = f"{', '.join(parameter.name for parameter in search.parameters)} and {search.metric} of all trials"
     drawn = [
         figure(f"<figcaption>best <b>{metric}</b> by trial</figcaption>", history, describe.best_trial(record)),
-        figure("<figcaption>parameters</figcaption>", parameters, said, 2 * WIDTH),
+        figure("<figcaption>parameters</figcaption>", parameters, words, 2 * WIDTH),
     ]
-    if any(each.curves.get(search.metric, ())[1:] for each in order):  # otherwise, the curves would be points
+    if any(trial.curves.get(search.metric, ())[1:] for trial in order):  # otherwise, the curves would be points
         caption = f"<figcaption><b>{metric}</b> by step or epoch</figcaption>"
         drawn.insert(0, figure(caption, curves, f"{search.metric} of all trials"))
-    told = paragraph(legend(kinds)) + paragraph(describe.importance(record))
-    return f'<div class="sr-charts">{"".join(drawn)}{told}</div>'
+    below = paragraph(legend(kinds)) + paragraph(describe.importance(record))
+    return f'<div class="sr-charts">{"".join(drawn)}{below}</div>'
 
 
 _LOOKS: dict[str, dict[str, Any]] = {"best": {"lw": 1.6}, "finished": {"lw": 0.8, "alpha": 0.6}}
@@ -80,11 +80,11 @@ def legend(kinds: Iterable[str]) -> str:
 
 def extent(values: Sequence[float], mode: str) -> tuple[float, float]:
     """Return the lowest and the highest value that a chart shows. Its twin is in panel/src/search.js."""
-    found = sorted(filter(math.isfinite, values))
-    if not found:
+    finite = sorted(filter(math.isfinite, values))
+    if not finite:
         return 0.0, 1.0
-    low, high = found[0], found[-1]
-    worse = found[math.floor((0.75 if mode == "min" else 0.25) * (len(found) - 1) + 0.5)]
+    low, high = finite[0], finite[-1]
+    worse = finite[math.floor((0.75 if mode == "min" else 0.25) * (len(finite) - 1) + 0.5)]
     if mode == "min" and worse > low:
         high = min(high, low + FAR * (worse - low))
     if mode == "max" and worse < high:
@@ -94,19 +94,20 @@ def extent(values: Sequence[float], mode: str) -> tuple[float, float]:
 
 
 def _curves(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:
-    found = [trial.curves.get(search.metric, ()) for trial in trials]
-    many_curves(axes, found, looks)
-    axes.set_ylim(*wider(extent([value for curve in found for _, value in curve], search.mode)))
+    curves = [trial.curves.get(search.metric, ()) for trial in trials]
+    many_curves(axes, curves, looks)
+    axes.set_ylim(*wider(extent([value for curve in curves for _, value in curve], search.mode)))
 
 
 def _history(axes: Axes, search: Search, trials: Sequence[ItemRecord]) -> None:
-    low, high = extent([each.metrics[search.metric] for each in trials], search.mode)
-    ended = [each for each in trials if each.state in WHOLE]
-    for colour, some in ((GREY, [each for each in trials if each.state not in WHOLE]), (BLUE, ended)):
-        values = [min(max(each.metrics[search.metric], low), high) for each in some]
-        axes.plot([each.item for each in some], values, ls="", marker="o", markersize=2.5, color=colour, alpha=0.7)
-    so_far = itertools.accumulate((each.metrics[search.metric] for each in ended), min if search.mode == "min" else max)
-    axes.step([each.item for each in ended], list(so_far), where="post", color=AMBER, lw=1.4)
+    low, high = extent([trial.metrics[search.metric] for trial in trials], search.mode)
+    ended = [trial for trial in trials if trial.state in WHOLE]
+    for colour, some in ((GREY, [trial for trial in trials if trial.state not in WHOLE]), (BLUE, ended)):
+        values = [min(max(trial.metrics[search.metric], low), high) for trial in some]
+        axes.plot([trial.item for trial in some], values, ls="", marker="o", markersize=2.5, color=colour, alpha=0.7)
+    better = min if search.mode == "min" else max
+    so_far = itertools.accumulate((trial.metrics[search.metric] for trial in ended), better)
+    axes.step([trial.item for trial in ended], list(so_far), where="post", color=AMBER, lw=1.4)
     axes.set_ylim(*wider((low, high)))
     ticked(axes)
     axes.set_xlabel("trial", labelpad=1)
@@ -119,11 +120,11 @@ def wider(bounds: tuple[float, float]) -> tuple[float, float]:
 
 
 def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:
-    low, high = extent([each.metrics[search.metric] for each in trials], search.mode)
+    low, high = extent([trial.metrics[search.metric] for trial in trials], search.mode)
     metric = Searched(search.metric, low, high)
     columns = [*search.parameters, metric]
     for trial, look in zip(trials, looks, strict=True):
-        places = [place(each, trial.parameters.get(each.name, "")) for each in search.parameters]
+        places = [place(parameter, trial.parameters.get(parameter.name, "")) for parameter in search.parameters]
         inside = min(max(trial.metrics[search.metric], low), high)
         axes.plot(range(len(columns)), [*places, place(metric, inside)], **look)
     for x, column in enumerate(columns):
@@ -145,8 +146,8 @@ def place(parameter: Searched, value: float | str) -> float:
     """Return a value's position on a parameter's axis, from 0 (the lower end) to 1; NaN if it is not on the axis."""
     if parameter.choices:
         written = str(value)
-        found = next((at for at, choice in enumerate(parameter.choices) if choice == written), None)
-        return math.nan if found is None else found / (len(parameter.choices) - 1) if parameter.choices[1:] else 0.5
+        index = next((at for at, choice in enumerate(parameter.choices) if choice == written), None)
+        return math.nan if index is None else index / (len(parameter.choices) - 1) if parameter.choices[1:] else 0.5
     if isinstance(value, str):
         return math.nan
     if parameter.low == parameter.high:

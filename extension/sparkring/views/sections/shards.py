@@ -26,58 +26,58 @@ _COLOURS: dict[Mark, str] = {"starves": AMBER, "early": GREEN, "": BLUE}
 
 def html(record: RunRecord, now: float, form: Form) -> str:
     """Return the last data sets (at most reading.NAMED) that the ranks read, and each rank's progress in them."""
-    found = reading.data_sets(record, now)
+    sets = reading.data_sets(record, now)
     parts = []
-    if len(found) > reading.NAMED:
-        parts.append(note(f"{counted(len(found) - reading.NAMED, 'earlier data set')} not shown"))
-    shown = found[-reading.NAMED :]
-    for each in shown:
-        table = _tables(each, form, len(shown), record.outcome is not None)
-        said = note(f"{'read' if form == 'final' else 'reads'} {reading.data_words(each)}")
-        said += note(reading.balance_words(each)) if form != "stacked" and table else ""
-        wrong = warning(reading.notes(each))
+    if len(sets) > reading.NAMED:
+        parts.append(note(f"{counted(len(sets) - reading.NAMED, 'earlier data set')} not shown"))
+    shown = sets[-reading.NAMED :]
+    for data_set in shown:
+        table = _tables(data_set, form, len(shown), record.outcome is not None)
+        heading = note(f"{'read' if form == 'final' else 'reads'} {reading.data_words(data_set)}")
+        heading += note(reading.balance_words(data_set)) if form != "stacked" and table else ""
+        wrong = warning(reading.notes(data_set))
         if form == "final" and table:  # problems stay visible, and the table is in a collapsed element
-            parts.append(f"{said}{wrong}{details('Reading by rank', table)}")
+            parts.append(f"{heading}{wrong}{details('Reading by rank', table)}")
         else:  # problems come below the table, so that it does not move
-            parts.append(f"{said}{table}{wrong}")
+            parts.append(f"{heading}{table}{wrong}")
     return "".join(parts)
 
 
-def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
+def _tables(data_set: DataSet, form: Form, sets: int, over: bool) -> str:
     """Return a table with a line for each rank, and with strips for as many ranks as fit.
 
     If there are too many ranks, each line stands for a block of ranks, and a second table has the strips of some ranks.
     """
     room = STRIPS[form] // sets
-    told = [line for line in reading.lines(found, max(room, reading.RANKS_ALONE)) if line.rows]
-    strips = _strips(found, room, BLOCKS[form] // sets, over)
-    parts = [_read_table(told, strips)] if told else []
-    if strips and not any(len(line.ranks) == 1 for line in told):
-        some = [found._replace(ranks=(each,)) for each in found.ranks if each.rank in strips]
-        which = f"{counted(len(strips), 'rank')} of {len(found.ranks):,}: those with a warning, then the slowest"
-        parts += [note(which), _read_table([reading.line(each) for each in some], strips)]
+    lines = [line for line in reading.lines(data_set, max(room, reading.RANKS_ALONE)) if line.rows]
+    strips = _strips(data_set, room, BLOCKS[form] // sets, over)
+    parts = [_read_table(lines, strips)] if lines else []
+    if strips and not any(len(line.ranks) == 1 for line in lines):
+        some = [data_set._replace(ranks=(rank,)) for rank in data_set.ranks if rank.rank in strips]
+        which = f"{counted(len(strips), 'rank')} of {len(data_set.ranks):,}: those with a warning, then the slowest"
+        parts += [note(which), _read_table([reading.line(one) for one in some], strips)]
     return "".join(parts) + (_legend(over) if strips else "")
 
 
-def _strips(found: DataSet, room: int, blocks: int, over: bool) -> dict[int, str]:
+def _strips(data_set: DataSet, room: int, blocks: int, over: bool) -> dict[int, str]:
     """Return the strips of at most `room` ranks, by rank, with about `blocks` blocks in all.
 
     A rank gets no strip if it is not known what the rank reads.
     """
     if not room:
         return {}
-    some = reading.telling(found, room if len(found.ranks) <= room else min(room, MANY_STRIPS))
+    some = reading.telling(data_set, room if len(data_set.ranks) <= room else min(room, MANY_STRIPS))
     most = max(LEAST_BLOCKS, min(MOST_BLOCKS, blocks // len(some)))
-    made = {each.rank: (reading.strip(each, most, over=over), _COLOURS[each.mark]) for each in some}
+    made = {rank.rank: (reading.strip(rank, most, over=over), _COLOURS[rank.mark]) for rank in some}
     return {rank: _picture(strip, colour) for rank, (strip, colour) in made.items() if strip is not None}
 
 
-def _read_table(told: Sequence[reading.Line], strips: Mapping[int, str]) -> str:
+def _read_table(lines: Sequence[reading.Line], strips: Mapping[int, str]) -> str:
     head = f'<th{_RIGHT}>rank</th><th{_RIGHT}>epoch</th><th align="left">read</th>'
     head += "".join(f"<th{_RIGHT}>{name}</th>" for name in ("rows", "rows/s", "bytes/s", "waits for data"))
-    where = any(line.place for line in told)
+    where = any(line.place for line in lines)
     head += '<th align="left">position</th>' if where else "<td></td>"
-    body = "".join(_read_row(line, strips) for line in told)
+    body = "".join(_read_row(line, strips) for line in lines)
     return f'<table class="sr-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
@@ -142,8 +142,8 @@ def _legend(over: bool) -> str:
     """Return the legend of the boxes."""
     keys = "".join(
         f'<span><svg width="18" height="{TALL + 2}" viewBox="0 {TOP - 1} 18 {TALL + 2}" aria-hidden="true">'
-        f"{_boxes([Block(state, 0.0, 18 / WIDTH, '')], BLUE)}</svg>{said}</span> "
-        for state, said in reading.state_words(over).items()
+        f"{_boxes([Block(state, 0.0, 18 / WIDTH, '')], BLUE)}</svg>{words}</span> "
+        for state, words in reading.state_words(over).items()
     )
     return (
         f'<div class="sr-legend">{keys}<span>▾ so far</span> '

@@ -16,10 +16,10 @@ def head_html(record: RunRecord, now: float) -> str:
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)) if record.ended else as_of(now)
     facts = [*describe.facts(record), describe.took(record, now), when]
-    said = text(" · ".join(facts))
+    words = text(" · ".join(facts))
     return (
         f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
-        f'<span class="sr-title">{text(describe.first_line(record.title, 120))}</span> <small>{said}</small></div>'
+        f'<span class="sr-title">{text(describe.first_line(record.title, 120))}</span> <small>{words}</small></div>'
     )
 
 
@@ -42,8 +42,8 @@ def waiting_html(record: RunRecord) -> str:
 
 def notices_html(record: RunRecord, form: Form) -> str:
     """Return the last notices: at most three in the form "stacked", and at most ten in the other forms."""
-    told = record.notices[-3 if form == "stacked" else -10 :]
-    return "".join(note(f"⚑ {describe.first_line(notice.text, 600)}") for notice in told)
+    notices = record.notices[-3 if form == "stacked" else -10 :]
+    return "".join(note(f"⚑ {describe.first_line(notice.text, 600)}") for notice in notices)
 
 
 def progress_html(record: RunRecord, now: float) -> str:
@@ -52,12 +52,12 @@ def progress_html(record: RunRecord, now: float) -> str:
         return _items_progress_html(record, now)
     if record.stream is not None:  # a stream has no end, so there is no bar
         return note(describe.dotted(describe.stream(record), describe.stream_idle(record, now)))
-    found = None if record.outcome == "finished" else progress.slowest(record, record.ended or now)
-    if found is None:
+    slowest = None if record.outcome == "finished" else progress.slowest(record, record.ended or now)
+    if slowest is None:
         return ""
     running = record.outcome is None
-    bar = _bar(found.fraction if running else None)
-    words = describe.progress_words(found, running=running, lags=running and bool(progress.lags(record)))
+    bar = _bar(slowest.fraction if running else None)
+    words = describe.progress_words(slowest, running=running, lags=running and bool(progress.lags(record)))
     return f"<div>{bar}<small>{text(words)}</small></div>"
 
 

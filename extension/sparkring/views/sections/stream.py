@@ -75,7 +75,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     if record.stream is None or form == "tab":
         return ""
     tab = described_tab(record.stream, record)
-    values = [describe.ago(now - each.time) if isinstance(each, Moment) else each for _, each in tab.figures]
+    values = [describe.ago(now - value.time) if isinstance(value, Moment) else value for _, value in tab.figures]
     figures = note(tab.facts) + bare_table([name for name, _ in tab.figures], [values])
     if tab.bars is None:
         return figures
@@ -101,8 +101,8 @@ def _split(bars: Bars) -> str:
 
 def _picture(bars: Bars) -> str:
     picture, *_ = pictures([Drawing(functools.partial(stacked_bars, bars=bars))])
-    words = " ".join(f'<b style="{tint(part.colour)}">{part.name}</b>' for part in bars.parts if part.shown)
+    parts = " ".join(f'<b style="{tint(part.colour)}">{part.name}</b>' for part in bars.parts if part.shown)
     left_out = "" if all(part.shown for part in bars.parts) else " (without waiting)"
-    said = f"{bars.title} of the last {counted(len(bars.table.rows), 'batch')}{left_out}"
-    drawn = figure(f"<figcaption>{bars.title}: {words}{left_out}</figcaption>", picture, said)
+    words = f"{bars.title} of the last {counted(len(bars.table.rows), 'batch')}{left_out}"
+    drawn = figure(f"<figcaption>{bars.title}: {parts}{left_out}</figcaption>", picture, words)
     return f'<div class="sr-charts">{drawn}{paragraph(bars.legend)}</div>'

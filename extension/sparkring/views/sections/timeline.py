@@ -26,10 +26,10 @@ def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
     head = f"<div><b>Horovod’s timeline</b> <small>{text(timelines.head_words(record, saved))}</small></div>"
     problem = warning(first_line(saved.problem))
     late, tensors = timelines.late_words(record, saved), _tensors(saved)
-    said = f"<div>{text(late)}</div>" if late else ""
+    body = f"<div>{text(late)}</div>" if late else ""
     tensors = details("Slowest tensors", tensors) if form == "final" else tensors
     where = note(f"{timelines.path(record, saved)} ({size(saved.size_bytes)}): {timelines.HOW_TO_OPEN}")
-    return f'<div class="sr-timeline">{head}{problem}{_whole(saved)}{said}{_late(saved)}{tensors}{where}</div>'
+    return f'<div class="sr-timeline">{head}{problem}{_whole(saved)}{body}{_late(saved)}{tensors}{where}</div>'
 
 
 def _whole(saved: TimelineSaved) -> str:
@@ -56,21 +56,21 @@ def _whole(saved: TimelineSaved) -> str:
 
 def _late(saved: TimelineSaved) -> str:
     """Return a bar for each rank that the other ranks waited for. The longest wait comes first."""
-    shown = [each for each in saved.late if each.waited_s > 0][:RANKS_DRAWN]
+    shown = [rank for rank in saved.late if rank.waited_s > 0][:RANKS_DRAWN]
     if not shown:
         return ""
     most = shown[0].waited_s
     bars = []
-    for row, each in enumerate(shown):
-        long = (_WIDTH - _LEFT - _RIGHT) * each.waited_s / most
+    for row, rank in enumerate(shown):
+        long = (_WIDTH - _LEFT - _RIGHT) * rank.waited_s / most
         y = row * _ROW + _BAR / 2 + 3
         bars.append(
-            f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">rank {each.rank}</text>'
+            f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">rank {rank.rank}</text>'
             f'<rect x="{_LEFT}" y="{row * _ROW + 3}" width="{max(1.0, long):.1f}" height="{_BAR}" rx="2" '
-            f'fill="{AMBER}"><title>was the last to be ready {counted(each.times, "time")}</title></rect>'
-            f'<text x="{_LEFT + long + 6:.1f}" y="{y:.1f}" dy="3.5">{duration(each.waited_s)}</text>'
+            f'fill="{AMBER}"><title>was the last to be ready {counted(rank.times, "time")}</title></rect>'
+            f'<text x="{_LEFT + long + 6:.1f}" y="{y:.1f}" dy="3.5">{duration(rank.waited_s)}</text>'
         )
-    spoken = "; ".join(f"rank {each.rank} {duration(each.waited_s)}" for each in shown)
+    spoken = "; ".join(f"rank {rank.rank} {duration(rank.waited_s)}" for rank in shown)
     rest = len(saved.late) - len(shown)
     others = f" <small>(not shown: shorter waits for {counted(rest, 'more rank')})</small>" if rest > 0 else ""
     drawn = svg(_WIDTH, len(shown) * _ROW + 4, f"how long the other ranks waited for each rank: {spoken}", bars)
@@ -85,18 +85,18 @@ def _tensors(saved: TimelineSaved) -> str:
     # Leave out columns whose times are all nearly zero.
     longest = [(header, of, max(map(of, shown))) for header, of in _COLUMNS]
     columns = [(header, of) for header, of, most in longest if header == "total" or most >= 0.00005]
-    times = [tuple(duration(float(of(each))) for _, of in columns) for each in shown]
-    rows = [(_short(each.name), f"{each.count:,}", *took) for each, took in zip(shown, times, strict=True)]
+    times = [tuple(duration(float(of(tensor))) for _, of in columns) for tensor in shown]
+    rows = [(_short(tensor.name), f"{tensor.count:,}", *took) for tensor, took in zip(shown, times, strict=True)]
     some = f"the slowest {len(shown)} of {counted(saved.tensors, 'tensor')}" if len(shown) < saved.tensors else ""
     return bare_table(("tensor", "operations", *(header for header, _ in columns)), rows, some)
 
 
 _COLUMNS: tuple[tuple[str, Callable[[TensorTimes], float]], ...] = (
-    ("total", lambda each: each.total_s),
-    ("waiting for ranks", lambda each: each.negotiating_s),
-    ("waiting for data", lambda each: each.waiting_s),
-    ("copying", lambda each: each.copying_s),
-    ("reducing", lambda each: each.reducing_s),
+    ("total", lambda tensor: tensor.total_s),
+    ("waiting for ranks", lambda tensor: tensor.negotiating_s),
+    ("waiting for data", lambda tensor: tensor.waiting_s),
+    ("copying", lambda tensor: tensor.copying_s),
+    ("reducing", lambda tensor: tensor.reducing_s),
 )
 
 
