@@ -19,7 +19,7 @@ function told(lines, start, rows) {
 function shown(columns) {
   while (!columns.done) columns.work();
   const { lines } = columns.filter;
-  return Array.from({ length: columns.length }, (_, at) => columns.cells(at).map((line) => (line < 0 ? "" : lines.textOf(line))));
+  return Array.from({ length: columns.length }, (_, at) => columns.cells(at).map((line) => (line < 0 ? "" : lines.at(line).text)));
 }
 
 function sideBySide(lines, ...ranks) {

@@ -1,7 +1,7 @@
 // The charts of the Overview and Metrics tabs.
 
 import { GREEN, RANK_COLOURS, RED } from "./constants.js";
-import { background, button, choice, download, make, put, toggle } from "./elements.js";
+import { background, button, choice, download, make, put, refillChoice, toggle } from "./elements.js";
 import { Plot, WHOLE_NUMBERS } from "./plot.js";
 import { axesOf, csv, isPositive, laid, placed, plotted, readings, SMOOTHING } from "./series.js";
 import { number, ticking } from "./words.js";
@@ -28,9 +28,8 @@ export class ChartsView {
       panel.schedule();
     };
     this.logButton = toggle("log scale", "use a logarithmic scale in charts whose values are all positive", panel.looks.log, (log) => set({ log }));
-    this.smoothing = choice("Smoothing", (smoothing) => set({ smoothing }));
-    this.axis = choice("Horizontal axis", (axis) => set({ axis }));
-    this.smoothing.fill(Object.keys(SMOOTHING));
+    this.smoothing = choice("Smoothing", Object.keys(SMOOTHING), (smoothing) => set({ smoothing }));
+    this.axis = choice("Horizontal axis", [], (axis) => set({ axis }));
     this.wholeButton = button("sr-tool", "reset zoom", "show all steps again", () => this.showWhole(), { hidden: true });
     this.hint = make("small", {}, "drag to zoom");
     this.bar = make("div", { class: "sr-chartbar", role: "toolbar", "aria-label": "Charts" }, this.logButton,
@@ -72,7 +71,7 @@ export class ChartsView {
     this.axisName = axes.includes(looks.axis) ? looks.axis : this.told.axis;
     this.logButton.setAttribute("aria-pressed", String(looks.log));
     this.smoothing.value = looks.smoothing;
-    this.axis.fill(axes);
+    refillChoice(this.axis, axes);
     this.axis.value = this.axisName;
     this.axisLabel.hidden = axes.length < 2;
   }

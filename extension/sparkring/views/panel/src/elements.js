@@ -68,14 +68,16 @@ export function toggle(text, title, on, set) {
   return element;
 }
 
-// Return a <select>. Its method `fill` sets the options. `set` is called with the name of the option that the user selects.
-export function choice(label, set) {
+// Return a <select>. `set` is called with the name of the option that the user selects.
+export function choice(label, names, set) {
   const element = make("select", { "aria-label": label, onchange: () => set(element.value) });
-  element.fill = (names) => {
-    if (names.length === element.options.length && names.every((name, at) => name === element.options[at].value)) return;
-    element.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
-  };
+  refillChoice(element, names);
   return element;
+}
+
+export function refillChoice(element, names) {
+  if (String(names) === String(Array.from(element.options, ({ value }) => value))) return;
+  element.replaceChildren(...names.map((name) => new Option(name, name)));
 }
 
 const REVOKE_MS = 10_000; // after this time, the browser has read the data of a download, so the data can be freed

@@ -2,7 +2,8 @@
 
 import { SLICE_MS, lowerBound } from "./rows.js";
 
-const CHUNK = 4096; // the number of lines that are stored, and later dropped, together
+const CHUNK = 4096; // the number of lines that are dropped together
+const LINE_CHARACTERS = 24; // for the memory that a line takes besides its text
 // Identical lines are folded by the same rules as in history/lines.py: tests/views/folding.json has test cases for both.
 const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100;
 const HELD_S = 0.5; // an unfinished traceback is held back for at most this time, so that lines stay in order
@@ -11,7 +12,13 @@ const CHAINED = /^(During handling of the above exception, another|The above exc
 const RANKS_OWN = /(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b/gi;
 // A line of stderr that matches this starts an error message without a traceback.
 const ERROR = /^\s*[\w.]*(?:Error|Exception)\b|\b(?:ERROR|FATAL|CRITICAL|SIGSEGV|SIGABRT)\b|^\s*(?:Fatal|terminate called)\b|Segmentation fault/;
-const BEGINS_ERROR = 1, CONTINUES = 2; // the values for these lines in the column `part` of a chunk; other lines have 0
+const BEGINS_ERROR = 1, CONTINUES = 2; // the values of a line's `part`; other lines have 0
+
+// Return the lines in a message, whose values are in columns.
+function linesOf({ rank, stream, time, text, html, noise = [] }) {
+  const noisy = new Set(noise);
+  return text.map((words, at) => ({ rank: rank[at], stream: stream[at], time: time[at], text: words, html: html[at], noise: noisy.has(at) }));
+}
 
 function beginsError({ stream, text }) {
   return text.startsWith(TRACEBACK) || (stream === "e" && ERROR.test(text));
@@ -54,9 +61,8 @@ export class Lines {
 
   clear() {
     this.cleared++;
-    this.chunks = new Map();
+    this.kept = []; // the lines from number `first` on
     this.first = 0;
-    this.end = 0;
     this.characters = 0;
     this.start = Infinity; // the `start` of the first message
     this.told = 0; // the number of lines that have arrived or were missed; gap() adds one line that stands for missed lines
@@ -70,8 +76,10 @@ export class Lines {
     this.lastOf = new Map();
   }
 
+  get end() { return this.first + this.kept.length; }
+
   add(message) {
-    const { start, count, line, rank, stream, time, text, html, noise, pending } = message;
+    const { start, count, line, text, noise, pending } = message;
     // If a page is loaded during the run, new lines may arrive before the kernel's answer to `hello`, which has earlier lines.
     if (start < this.start) {
       this.clear();
@@ -79,18 +87,13 @@ export class Lines {
     }
     if (start + count > this.told) {
       if (start > this.told && text.length) this.gap(start - this.told);
-      const noisy = new Set(noise);
-      for (let at = 0; at < text.length; at++) {
-        // When a page asks for the run, the kernel sends all lines again. Some of them have arrived before.
-        if (start + (line ? line[at] : at) < this.told) continue;
-        this.take({ rank: rank[at], stream: stream[at], time: time[at], text: text[at], html: html[at], noise: noisy.has(at) });
-      }
+      // When a page asks for the run, the kernel sends all lines again. Some of them have arrived before.
+      const isNew = (_, at) => start + (line ? line[at] : at) >= this.told;
+      for (const each of linesOf(message).filter(isNew)) this.take(each);
       this.told = start + count;
     }
     this.spoken ||= noise.length < text.length || pending.text.length > 0;
-    this.pending = pending.text.map((said, at) => (
-      { rank: pending.rank[at], stream: pending.stream[at], text: said, html: pending.html[at] }
-    ));
+    this.pending = linesOf({ ...pending, time: [] });
   }
 
   gap(count) {
@@ -129,29 +132,11 @@ export class Lines {
     lines.forEach((line, at) => this.push(line, leader < 0 ? -1 : leader + at, at ? CONTINUES : Number(beginsError(line))));
   }
 
-  push({ rank, stream, time, text, html, noise }, led, part = 0) {
-    const at = this.end % CHUNK;
-    let chunk = this.chunks.get((this.end - at) / CHUNK);
-    if (!chunk) {
-      chunk = { text: [], stream: [], rank: new Int32Array(CHUNK), time: new Float32Array(CHUNK),
-                led: new Int32Array(CHUNK), noise: new Uint8Array(CHUNK), part: new Uint8Array(CHUNK), others: new Map(), html: new Map() };
-      this.chunks.set((this.end - at) / CHUNK, chunk);
-    }
-    chunk.text.push(text);
-    chunk.stream.push(stream);
-    chunk.rank[at] = rank;
-    chunk.time[at] = time;
-    chunk.noise[at] = noise;
-    chunk.part[at] = part;
-    if (html != null) chunk.html.set(at, html);
-    this.characters += text.length + 24;
-    chunk.led[at] = led;
-    if (led >= 0) {
-      const { others } = this.chunks.get((led - (led % CHUNK)) / CHUNK);
-      if (others.has(led % CHUNK)) others.get(led % CHUNK).push(rank);
-      else others.set(led % CHUNK, [rank]);
-    }
-    this.end++;
+  // Add a line, which `led` leads, or no line if it is -1.
+  push(line, led, part = 0) {
+    this.characters += line.text.length + LINE_CHARACTERS;
+    if (led >= 0) (this.at(led).others ??= []).push(line.rank);
+    this.kept.push(Object.assign(line, { led, part }));
   }
 
   // Return the number of the leader into which a block (a line or a whole traceback) is folded, or -1 if the block
@@ -181,19 +166,12 @@ export class Lines {
   }
 
   at(line) {
-    const at = line % CHUNK;
-    const chunk = this.chunks.get((line - at) / CHUNK);
-    return { chunk, rank: chunk.rank[at], stream: chunk.stream[at], time: chunk.time[at], text: chunk.text[at],
-             html: chunk.html.get(at), led: chunk.led[at], others: chunk.others.get(at) };
+    return this.kept[line - this.first];
   }
 
   // Return whether a line and the line before it belong to the same traceback.
   continues(line) {
-    return this.chunks.get((line - (line % CHUNK)) / CHUNK).part[line % CHUNK] === CONTINUES;
-  }
-
-  textOf(line) {
-    return this.chunks.get((line - (line % CHUNK)) / CHUNK).text[line % CHUNK];
+    return this.at(line).part === CONTINUES;
   }
 
   // Return the ranks that printed a line or an identical line that is folded with this line. If the leader of these lines
@@ -205,10 +183,8 @@ export class Lines {
   }
 
   drop() {
-    const chunk = this.chunks.get(this.first / CHUNK);
-    if (!chunk || this.end - this.first <= CHUNK) return false;
-    for (const text of chunk.text) this.characters -= text.length + 24;
-    this.chunks.delete(this.first / CHUNK);
+    if (this.kept.length <= CHUNK) return false;
+    for (const { text } of this.kept.splice(0, CHUNK)) this.characters -= text.length + LINE_CHARACTERS;
     this.first += CHUNK;
     return true;
   }
@@ -230,18 +206,17 @@ export class Filter {
   restart() {
     this.found = [];
     this.errors = []; // the lines in `found` that start an error message
-    this.skipped = 0; // the number of entries at the beginning of `found` whose lines have been dropped
     this.next = this.lines.first;
     this.noisy = 0;
   }
 
-  get length() { return this.found.length - this.skipped; }
+  get length() { return this.found.length; }
   get done() { return this.next >= this.lines.end; }
-  line(at) { return this.found[this.skipped + at]; }
+  line(at) { return this.found[at]; }
   cells(at) { return [this.line(at)]; }
 
   // Return the index of a line; if the line is not shown, return the index of the next line.
-  find(line) { return lowerBound(this.found, line) - this.skipped; }
+  find(line) { return lowerBound(this.found, line); }
 
   // Look at more lines for at most SLICE_MS. Return how many of the lines shown have been dropped since the last call.
   work() {
@@ -250,40 +225,32 @@ export class Filter {
     this.next = Math.max(this.next, lines.first);
     const wanted = this.query.toLowerCase();
     while (this.next < lines.end) {
-      const at = this.next % CHUNK, chunk = lines.chunks.get((this.next - at) / CHUNK);
-      if (this.fits(chunk, at, wanted)) {
+      const line = lines.at(this.next);
+      if (this.fits(line, wanted)) {
         this.found.push(this.next);
-        if (chunk.part[at] === BEGINS_ERROR) this.errors.push(this.next);
+        if (line.part === BEGINS_ERROR) this.errors.push(this.next);
       }
       this.next++;
       if (this.next % 512 === 0 && performance.now() > until) break;
     }
-    const before = this.skipped;
-    while (this.skipped < this.found.length && this.found[this.skipped] < lines.first) this.skipped++;
-    const dropped = this.skipped - before;
-    if (dropped) this.errors.splice(0, lowerBound(this.errors, lines.first));
-    if (this.skipped > 65536) {
-      this.found.splice(0, this.skipped);
-      this.skipped = 0;
-    }
-    return dropped;
+    this.errors.splice(0, lowerBound(this.errors, lines.first));
+    return this.found.splice(0, lowerBound(this.found, lines.first)).length;
   }
 
-  fits(chunk, at, wanted) {
-    const stream = chunk.stream[at];
+  fits({ stream, rank, text, noise, led }, wanted) {
     if (stream === "g") return !wanted;
-    if (chunk.noise[at] && !this.noise) {
+    if (noise && !this.noise) {
       this.noisy++;
       return false;
     }
     if (!this.streams.has(stream)) return false;
-    if (this.ranks.size && !this.ranks.has(chunk.rank[at])) return false;
-    if (this.fold && chunk.led[at] >= this.lines.first) {
+    if (this.ranks.size && !this.ranks.has(rank)) return false;
+    if (this.fold && led >= this.lines.first) {
       // The line is folded into its leader, and the leader is shown. But if the user has selected ranks, the leader's rank may
       // not be selected. Then the line of the first selected rank that printed it is shown.
       if (!this.ranks.size) return false;
-      if (this.lines.ranksOf(chunk.led[at]).find((rank) => this.ranks.has(rank)) !== chunk.rank[at]) return false;
+      if (this.lines.ranksOf(led).find((other) => this.ranks.has(other)) !== rank) return false;
     }
-    return !wanted || chunk.text[at].toLowerCase().includes(wanted);
+    return !wanted || text.toLowerCase().includes(wanted);
   }
 }

@@ -5,7 +5,7 @@ import { Filter } from "./lines.js";
 import { columnsRow, lineRow, tag } from "./logrow.js";
 import { Columns, SLICE_MS, Tops } from "./rows.js";
 import { RANK_COLOURS } from "./constants.js";
-import { elapsed, rankNumbers } from "./words.js";
+import { count, elapsed, rankNumbers } from "./words.js";
 
 const ROW = 18; // px, the height of a line of text, as in panel.css
 const PADDING = 16; // px, left and right of a row together, as in panel.css
@@ -130,7 +130,7 @@ export class LogView {
   jumpToError() {
     const { errors } = this.filter, at = Math.max(0, errors.findIndex((line) => line > this.marked));
     this.marked = errors[at];
-    this.panel.say(`error ${at + 1} of ${errors.length.toLocaleString("en")}`);
+    this.panel.say(`error ${at + 1} of ${count(errors.length)}`);
     this.marking = true;
     clearTimeout(this.unmark);
     this.unmark = setTimeout(() => {
@@ -259,7 +259,7 @@ export class LogView {
     if (this.characters === Infinity) return 1;
     let height = 1;
     for (const line of this.shown.cells(at)) {
-      if (line >= 0) height = Math.max(height, this.heights.get(line) ?? Math.ceil(this.lines.textOf(line).length / this.characters));
+      if (line >= 0) height = Math.max(height, this.heights.get(line) ?? Math.ceil(this.lines.at(line).text.length / this.characters));
     }
     return height;
   }
@@ -302,7 +302,7 @@ export class LogView {
     const from = tops.at(Math.max(0, first - AROUND)), kept = new Map();
     let top = tops.top(from), above = 0, right = true;
     for (let at = from; at < tops.length && top < last + AROUND; at++) {
-      const cells = shown.cells(at), key = String(cells), row = rows.get(key) ?? this.row(cells);
+      const cells = shown.cells(at), key = String(cells), row = rows.get(key) ?? this.row(cells.map((line) => this.numbered(line)), this.filter.query);
       kept.set(key, row);
       if (!row.isConnected) this.box.append(row);
       row.classList.toggle("sr-marked", Boolean(this.marking) && cells.includes(this.marked));
@@ -324,11 +324,11 @@ export class LogView {
     return right;
   }
 
-  row(cells) {
-    const found = cells.map((line) => (line < 0 ? null : { ...this.lines.at(line), number: line }));
-    const began = this.look.time ? this.began : null, { query } = this.filter;
-    const row = this.columns ? columnsRow(found, query, began) : lineRow(found[0], query, began);
-    row.odd = this.characters < Infinity && !found.every((line) => !line || EQUALLY_WIDE.test(line.text));
+  // Return a row with lines; null stands for a column without a line.
+  row(lines, query) {
+    const began = this.look.time ? this.began : null;
+    const row = this.columns ? columnsRow(lines, query, began) : lineRow(lines[0], query, began);
+    row.odd = this.characters < Infinity && lines.some((line) => line && !EQUALLY_WIDE.test(line.text));
     return row;
   }
 
@@ -350,27 +350,29 @@ export class LogView {
     row.classList.toggle("sr-inblock", joined && below);
   }
 
+  numbered(line) {
+    return line < 0 ? null : { ...this.lines.at(line), number: line };
+  }
+
   // Draw the lines whose end has not been printed yet, below all other lines. These take `end` lines of text.
   drawPending(end) {
-    const pending = this.filter.query ? [] : this.lines.pending.filter((each) => this.fits(each));
+    const { query, streams, ranks } = this.filter;
+    const pending = this.lines.pending.filter(({ stream, rank }) => !query && streams.has(stream) && (!ranks.size || ranks.has(rank)));
     for (const row of this.pendingRows) row.remove();
-    const rows = this.columns ? this.inColumns(pending) : pending.map((each) => [each]);
-    const began = this.look.time ? this.began : null;
-    this.pendingRows = rows.map((cells, at) => {
-      const found = cells.map((each) => each && { ...each, number: -1 });
-      const row = this.columns ? columnsRow(found, "", began) : lineRow(found[0], "", began);
+    this.pendingRows = (this.columns ? this.inColumns(pending) : pending.map((line) => [line])).map((cells, at) => {
+      const row = this.row(cells, "");
       if (!this.columns) tag(row, [cells[0].rank], this.tag, (count) => this.noun(count));
       row.classList.add("sr-pending");
       row.style.transform = `translateY(${(end + at) * ROW}px)`;
-      this.box.append(row);
       return row;
     });
+    this.box.append(...this.pendingRows);
   }
 
   inColumns(pending) {
-    const columns = this.columns.map((rank) => pending.filter((each) => each.rank === rank));
-    const rows = Math.max(...columns.map(({ length }) => length));
-    return [...Array(rows).keys()].map((at) => columns.map((column) => column[at] ?? null));
+    const columns = this.columns.map((rank) => pending.filter((line) => line.rank === rank));
+    const longest = columns.reduce((one, other) => (other.length > one.length ? other : one));
+    return longest.map((_, at) => columns.map((column) => column[at]));
   }
 
   // Say how many lines or ranks are shown or hidden.
@@ -382,20 +384,15 @@ export class LogView {
     const which = this.marked < 0 ? "first" : "next";
     put(this.errorButton, `${which} error`);
     this.errorButton.title = `jump to the ${which} traceback, or to the ${which} stderr line that starts an error message`;
-    const many = length.toLocaleString("en");
-    const said = query ? `${many} ${length === 1 ? "match" : "matches"}${done ? "" : " …"}`
-      : this.lines.first ? `${many} lines; earlier lines are in the log files` : "";
-    const unshown = this.unshown ? `${this.unshown.toLocaleString("en")} more ${this.noun(this.unshown)} not shown` : "";
-    put(this.count, [said, unshown].filter(Boolean).join(" · "));
+    const matches = `${count(length)} ${length === 1 ? "match" : "matches"}${done ? "" : " …"}`;
+    const dropped = this.lines.first ? `${count(length)} lines; earlier lines are in the log files` : "";
+    const unshown = this.unshown ? `${count(this.unshown)} more ${this.noun(this.unshown)} not shown` : "";
+    put(this.count, [query ? matches : dropped, unshown].filter(Boolean).join(" · "));
   }
 
   place(top) {
     this.box.scrollTop = top;
     this.placed = this.box.scrollTop; // may differ from `top`, since the browser limits scrolling to the height of the lines
-  }
-
-  fits(line) {
-    return this.filter.streams.has(line.stream) && (!this.filter.ranks.size || this.filter.ranks.has(line.rank));
   }
 
   // Return the ranks that a row shows before its line.
@@ -409,13 +406,11 @@ export class LogView {
 
   // Return all lines that pass the filter as text, for copies and downloads.
   texts() {
-    const found = [];
-    for (let at = 0; at < this.filter.length; at++) {
-      const line = this.filter.line(at), ranks = this.ranksOf(line), { text, time } = this.lines.at(line);
+    return this.filter.found.map((line) => {
+      const ranks = this.ranksOf(line), { text, time } = this.lines.at(line);
       const clock = this.look.time && ranks.length ? `${elapsed(time)} ` : "";
-      found.push(clock + (ranks.length ? `[${rankNumbers(ranks)}] ${text}` : `… ${text}`));
-    }
-    return found.join("\n") + "\n";
+      return `${clock}${ranks.length ? `[${rankNumbers(ranks)}]` : "…"} ${text}\n`;
+    }).join("");
   }
 
   download() {

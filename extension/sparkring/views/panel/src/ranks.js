@@ -1,6 +1,6 @@
 // The ranks above the tabs: a lane for each rank, or a square for each rank if there are many.
 
-import { drawing, make, put, toggle } from "./elements.js";
+import { choice, drawing, make, put, toggle } from "./elements.js";
 import { MOST_LANES, RANK_COLOURS, RANK_FACTS, RANK_STATES, SILENT_S as FACT_S } from "./constants.js";
 import { FIGURES, HEIGHT, WIDTH, counted } from "./usage.js";
 import { count as written, fact, number, percent, rankList, size, ticking } from "./words.js";
@@ -32,14 +32,17 @@ export class RankView {
       this.sorted = on;
       this.panel.scheduleState();
     });
-    this.colour = make("select", { "aria-label": "Value shown by the colours", onchange: () => {
-      this.heat = this.colour.value;
+    this.colour = choice("Value shown by the colours", Object.keys(HEATS), (heat) => {
+      this.heat = heat;
       this.panel.scheduleState();
-    } }, ...Object.keys(HEATS).map((name) => make("option", { value: name }, name)));
+    });
     this.colours = make("label", {}, "colour: ", this.colour);
     this.top = make("div", { class: "sr-note" }, this.note, make("span", { class: "sr-spring" }), this.colours, this.sort);
     this.strip = make("div", { class: "sr-ranks sr-tiles", role: "toolbar", "aria-label": "Ranks: select the ranks whose lines are shown" });
-    this.strip.addEventListener("click", (event) => this.choose(event.target.closest("button"), event));
+    this.strip.addEventListener("click", (event) => {
+      const tile = event.target.closest("button");
+      if (tile) this.toggle(Number(tile.dataset.rank), event);
+    });
     this.strip.addEventListener("keydown", (event) => this.walk(event));
     this.element = make("div", { class: "sr-rankview" }, this.top, this.strip);
   }
@@ -169,10 +172,6 @@ export class RankView {
 
   // A click on a rank shows only the rank's lines, and a second click shows the lines of all ranks again. A click with Ctrl,
   // Cmd or Shift adds the rank to the selected ranks, or removes the rank from them.
-  choose(tile, event) {
-    if (tile) this.toggle(Number(tile.dataset.rank), event);
-  }
-
   toggle(rank, event, where) {
     const { chosen } = this.panel;
     const several = event.ctrlKey || event.metaKey || event.shiftKey;

@@ -2,7 +2,7 @@
 // the same time.
 
 export const SLICE_MS = 8; // the longest time to work without a pause, so that the page stays responsive
-const BLOCK = 512; // the number of rows whose heights are stored as one sum
+const BLOCK = 512; // the number of rows between two looks at the clock
 const TOGETHER_S = 0.2; // lines of different ranks share a row if they were printed within this time
 
 // Return the first index in a sorted list whose value is not less than `wanted`.
@@ -16,77 +16,50 @@ export function lowerBound(sorted, wanted) {
   return from;
 }
 
-// The positions of rows of different heights, in lines of text. Only sums of heights are stored, so a million rows need
-// little memory. `heightOf` returns the height of the row at an index, and is called repeatedly.
+// The positions of rows of different heights, in lines of text. `heightOf` returns the height of the row at an index.
 export class Tops {
   constructor(heightOf) {
     this.heightOf = heightOf;
-    this.clear();
+    this.tops = [0]; // the tops of the rows that have been counted, and the end of the last row
   }
 
-  clear() {
-    this.sums = [];
-    this.length = 0; // the number of rows that have been counted
-    this.dropped = 0; // the number of rows that were dropped before these rows
-  }
-
-  // Return the height of all rows that have been counted.
-  get total() { return this.sums.reduce((sum, each) => sum + each, 0); }
+  get length() { return this.tops.length - 1; }
+  get total() { return this.top(this.length); }
 
   // Count the rows up to `length`. Stop at the time `until`.
   grow(length, until) {
     while (this.length < length) {
-      const block = Math.floor((this.dropped + this.length) / BLOCK);
-      this.sums[block] = (this.sums[block] ?? 0) + this.heightOf(this.length++);
+      this.tops.push(this.tops[this.length] + this.heightOf(this.length));
       if (this.length % BLOCK === 0 && performance.now() > until) break;
     }
   }
 
   // Forget the first `count` rows, which must have been dropped. Return their height.
   drop(count) {
-    const before = this.total;
-    if (count >= this.length) {
-      this.clear();
-      return before;
-    }
-    this.dropped += count;
-    this.length -= count;
-    const block = Math.floor(this.dropped / BLOCK), end = Math.min(this.length, (block + 1) * BLOCK - this.dropped);
-    this.sums.fill(0, 0, block);
-    this.sums[block] = 0;
-    for (let at = 0; at < end; at++) this.sums[block] += this.heightOf(at);
-    return before - this.total;
+    const gone = Math.min(count, this.length), height = this.top(gone);
+    this.tops.splice(0, gone);
+    return height;
   }
 
   // Forget the heights of the row at an index and of all later rows, so that they are counted again.
   cut(at) {
-    if (at >= this.length) return;
-    const block = Math.floor((this.dropped + Math.max(0, at)) / BLOCK);
-    this.length = Math.max(0, block * BLOCK - this.dropped);
-    this.sums.length = block;
+    this.tops.length = Math.min(this.tops.length, Math.max(0, at) + 1);
   }
 
-  // Add `more` to the height of a row. heightOf() already returns the new height.
+  // Add `more` to the height of a row.
   correct(at, more) {
-    this.sums[Math.floor((this.dropped + at) / BLOCK)] += more;
+    for (let below = at + 1; below < this.tops.length; below++) this.tops[below] += more;
   }
 
   // Return the height of all rows before the row at an index.
   top(at) {
-    const block = Math.floor((this.dropped + at) / BLOCK);
-    let top = 0;
-    for (let each = 0; each < block; each++) top += this.sums[each];
-    for (let each = Math.max(0, block * BLOCK - this.dropped); each < at; each++) top += this.heightOf(each);
-    return top;
+    return this.tops[at] - this.tops[0];
   }
 
   // Return the index of the row that covers a height; `length` if the height is below all rows.
   at(height) {
-    let block = 0, top = 0;
-    while (block < this.sums.length && top + this.sums[block] <= height) top += this.sums[block++];
-    let at = Math.max(0, block * BLOCK - this.dropped);
-    while (at < this.length && (top += this.heightOf(at)) <= height) at++;
-    return Math.min(at, this.length);
+    const below = lowerBound(this.tops, height + this.tops[0]); // a row covers its top, but not its end
+    return this.tops[below] - this.tops[0] === height ? below : Math.max(0, below - 1);
   }
 }
 
@@ -97,18 +70,19 @@ export class Columns {
   constructor(filter, ranks) {
     this.filter = filter;
     this.ranks = ranks;
-    this.columns = ranks.map(() => ({ rows: [], lines: [], next: 0 }));
-    this.times = []; // the times of the rows
-    this.dropped = 0; // the number of rows that have been dropped
-    this.placed = 0; // the number of lines shown by the filter that are in rows
+    this.rows = []; // for each row, the line in each column; -1 where there is none
+    this.times = []; // for each row, the time that its first line was printed, or that of the row above if it is later
+    this.next = ranks.map(() => 0); // for each column, the first row below its last line
+    this.placed = 0; // the number of lines of the filter that are in rows
     this.changed = Infinity; // the first row that has got another line since takeChanged() was called
   }
 
-  get length() { return this.times.length; }
+  get length() { return this.rows.length; }
   get done() { return this.filter.done && this.placed === this.filter.length; }
 
+  // Place more lines for at most SLICE_MS. Return how many rows at the beginning have been dropped.
   work() {
-    this.placed -= Math.min(this.placed, this.filter.work());
+    this.placed = Math.max(0, this.placed - this.filter.work());
     const until = performance.now() + SLICE_MS;
     while (this.placed < this.filter.length) {
       this.place(this.filter.line(this.placed++));
@@ -118,57 +92,50 @@ export class Columns {
   }
 
   place(line) {
-    const { rank, time } = this.filter.lines.at(line), { times, dropped } = this;
-    const column = this.columns[Math.max(0, this.ranks.indexOf(rank))];
+    const { rank, time } = this.filter.lines.at(line), { rows, times, next } = this, column = this.columnOf(rank);
     // A line without a rank says that lines are missing. All later lines are below this line.
-    const row = rank < 0 ? dropped + times.length : Math.max(column.next, dropped + lowerBound(times, time - TOGETHER_S));
-    const last = times.length ? times[times.length - 1] : 0;
-    if (row === dropped + times.length) times.push(Math.max(time, last));
-    else this.changed = Math.min(this.changed, row);
-    column.rows.push(row);
-    column.lines.push(line);
-    column.next = row + 1;
-    if (rank < 0) for (const each of this.columns) each.next = row + 1;
+    const row = rank < 0 ? rows.length : Math.max(next[column], lowerBound(times, time - TOGETHER_S));
+    if (row === rows.length) {
+      rows.push(this.ranks.map(() => -1));
+      times.push(Math.max(time, times.at(-1) ?? 0));
+    } else this.changed = Math.min(this.changed, row);
+    rows[row][column] = line;
+    if (rank < 0) next.fill(row + 1);
+    else next[column] = row + 1;
+  }
+
+  columnOf(rank) {
+    return Math.max(0, this.ranks.indexOf(rank));
   }
 
   drop() {
-    const { first } = this.filter.lines;
-    if (!this.columns.some(({ lines }) => lines.length && lines[0] < first)) return 0;
-    let kept = this.dropped + this.times.length;
-    for (const { rows, lines } of this.columns) {
-      const gone = lowerBound(lines, first);
-      rows.splice(0, gone);
-      lines.splice(0, gone);
-      if (rows.length) kept = Math.min(kept, rows[0]);
-    }
-    const count = kept - this.dropped;
+    const { first } = this.filter.lines, kept = this.rows.findIndex((cells) => cells.some((line) => line >= first));
+    const count = kept < 0 ? this.rows.length : kept;
+    this.rows.splice(0, count);
     this.times.splice(0, count);
-    this.dropped = kept;
+    this.next = this.next.map((row) => Math.max(0, row - count));
+    this.changed -= count;
     return count;
   }
 
   // Return the index of the first row that has got another line since the last call; Infinity if there is none.
   takeChanged() {
-    const changed = this.changed - this.dropped;
+    const { changed } = this;
     this.changed = Infinity;
     return changed;
   }
 
   // Return the line in each column of a row, or -1 where there is none.
   cells(at) {
-    const row = this.dropped + at;
-    return this.columns.map(({ rows, lines }) => {
-      const found = lowerBound(rows, row);
-      return rows[found] === row ? lines[found] : -1;
-    });
+    return this.rows[at].map((line) => (line < this.filter.lines.first ? -1 : line));
   }
 
   // Return the index of the row with a line, or of the row at the line's time if the line is not shown.
   find(line) {
     if (line < this.filter.lines.first) return 0;
-    const { rank, time } = this.filter.lines.at(line);
-    const column = this.columns[Math.max(0, this.ranks.indexOf(rank))], found = lowerBound(column.lines, line);
-    if (column.lines[found] === line) return column.rows[found] - this.dropped;
-    return Math.min(lowerBound(this.times, time - TOGETHER_S), this.times.length - 1);
+    const { rank, time } = this.filter.lines.at(line), column = this.columnOf(rank), from = lowerBound(this.times, time - TOGETHER_S);
+    // The lines of a column are in order, and a line is never above the row of its time.
+    for (let row = from; row < this.rows.length && this.rows[row][column] <= line; row++) if (this.rows[row][column] === line) return row;
+    return Math.min(from, this.length - 1);
   }
 }

@@ -32,21 +32,13 @@ export function extent(values, mode) {
   return equal ? [low - 0.5, high + 0.5] : [low, high];
 }
 
-// Return the best value so far after each trial that has finished, as pairs of the trial's number and the value.
+// Return the best trial so far after each trial that has finished, as pairs of the trial's number and the best trial.
 export function bests(trials, mode) {
-  const found = [];
-  for (const { item, value, whole } of trials) {
-    if (!whole || !Number.isFinite(value)) continue;
-    const last = found.length ? found[found.length - 1][1] : null;
-    found.push([item, last === null || (mode === "min" ? value < last : value > last) ? value : last]);
-  }
-  return found;
-}
-
-export function bestOf(trials, mode) {
-  const whole = trials.filter((trial) => trial.whole && Number.isFinite(trial.value));
-  const better = mode === "min" ? (a, b) => a.value < b.value : (a, b) => a.value > b.value;
-  return whole.reduce((best, trial) => (best === null || better(trial, best) ? trial : best), null);
+  let best = null;
+  return trials.filter(({ whole, value }) => whole && Number.isFinite(value)).map((trial) => {
+    if (best === null || (mode === "min" ? trial.value < best.value : trial.value > best.value)) best = trial;
+    return [trial.item, best];
+  });
 }
 
 // Return the position of a value on the axis of a parameter, from 0 (the lower end) to 1; null if the value is not on the

@@ -4,7 +4,7 @@
 import { AMBER, BLUE, TRIAL_KINDS, TRIALS_LEGEND } from "./constants.js";
 import { button, fillPairs, make, put, toggle } from "./elements.js";
 import { beside } from "./plot.js";
-import { bestOf, bests, bounds, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
+import { bests, bounds, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
 import { number } from "./words.js";
 
 const HEIGHT = 170, AXES_HEIGHT = 210; // px
@@ -64,25 +64,27 @@ export class SearchView {
     this.dimensions = this.axesOf(search, trials);
     this.chosen = brushed(trials, this.dimensions, this.brushes).map(({ item }) => item);
     const chosen = new Set(this.chosen);
-    const best = bestOf(trials, search.mode);
-    const looks = (trial) => this.looks(trial, best, chosen);
+    const steps = bests(trials, search.mode), best = steps.at(-1)?.[1];
+    const drawn = trials.map((trial) => ({ ...trial, look: this.look(trial, trial === best, chosen.has(trial.item)) }))
+      .sort((one, other) => one.look.order - other.look.order);
     put(this.count, this.brushes.size ? `${chosen.size} of ${trials.length} trials` : "");
     this.reset.hidden = !this.brushes.size;
-    this.drawCurves(search, trials, looks, colour);
-    this.drawHistory(search, trials, looks, colour);
-    this.drawAxes(trials, looks, colour);
+    this.colour = colour;
+    this.drawCurves(search, drawn);
+    this.drawHistory(search, drawn, steps);
+    this.drawAxes(drawn);
     this.drawShares(search);
     this.read(search, trials);
   }
 
-  // Return the looks of a trial: its colour, opacity and width, and its position in the order of drawing.
-  looks(trial, best, chosen) {
-    const isBest = trial === best, isHovered = trial.item === this.hovered;
-    const kind = isBest ? "best" : trial.whole ? "finished" : trial.state === "running" ? "running" : "pruned", [, colour] = TRIAL_KINDS[kind];
-    const isChosen = chosen.has(trial.item);
-    const alpha = !isChosen ? 0.07 : isBest ? 1 : trial.whole || trial.state === "running" ? 0.6 : 0.45;
-    return { colour, alpha: isHovered ? 1 : alpha, dots: isChosen || isHovered ? 1 : 0.15, width: isHovered ? 3 : isBest ? 2.2 : 1.2,
-             order: isHovered ? Infinity : Object.keys(TRIAL_KINDS).indexOf(kind) };
+  // Return the look of a trial: its colour, opacity and width, and its position in the order of drawing.
+  look({ item, whole, state }, isBest, isChosen) {
+    const kind = isBest ? "best" : whole ? "finished" : state === "running" ? "running" : "pruned", [, colour] = TRIAL_KINDS[kind];
+    if (item === this.hovered) return { colour, alpha: 1, dots: 1, width: 3, order: Infinity };
+    // Dots can be more opaque than lines, because they are small and seldom overlap.
+    const order = Object.keys(TRIAL_KINDS).indexOf(kind), width = isBest ? 2.2 : 1.2;
+    if (!isChosen) return { colour, alpha: 0.07, dots: 0.15, width, order };
+    return { colour, alpha: isBest ? 1 : kind === "pruned" ? 0.45 : 0.6, dots: 1, width, order };
   }
 
   // Return the axes of the parallel coordinates: an axis for each parameter, and the metric's axis last.
@@ -95,45 +97,43 @@ export class SearchView {
     return [...axes, { name: search.metric, marks: marks(metric), range: metric, at: ({ value }) => inside(value) }];
   }
 
-  drawCurves(search, trials, looks, colour) {
+  drawCurves(search, trials) {
     const points = trials.flatMap(({ curve }) => curve), chart = this.curves;
-    const several = trials.filter(({ curve }) => curve.length > 1).length;
-    chart.element.hidden = !several;
-    if (!several) return;
+    chart.element.hidden = trials.every(({ curve }) => curve.length < 2);
+    if (chart.element.hidden) return;
     const [first, last] = bounds(points.map(([x]) => x));
-    const plane = chart.plane([first, Math.max(last, first + 1)], extent(points.map(([, y]) => y), search.mode), this.log, colour);
+    const plane = chart.plane([first, Math.max(last, first + 1)], extent(points.map(([, y]) => y), search.mode), this.log);
     chart.title(search.metric, "step or epoch");
-    chart.lines(trials, looks, ({ curve }) => curve.map(([x, y]) => plane(x, y)));
+    chart.lines(trials, ({ curve }) => curve.map(([x, y]) => plane(x, y)));
   }
 
-  drawHistory(search, trials, looks, colour) {
-    const chart = this.history, steps = bests(trials, search.mode);
+  drawHistory(search, trials, steps) {
+    const chart = this.history;
     chart.element.hidden = !trials.length;
     if (!trials.length) return;
-    const [low, high] = extent(trials.map(({ value }) => value), search.mode);
-    const plane = chart.plane([0, Math.max(1, trials[trials.length - 1].item)], [low, high], this.log, colour);
+    const [low, high] = extent(trials.map(({ value }) => value), search.mode), [, last] = bounds(trials.map(({ item }) => item));
+    const plane = chart.plane([0, Math.max(1, last)], [low, high], this.log);
     chart.title(`best ${search.metric}`, "trial");
-    chart.dots(trials, looks, ({ item, value }) => plane(item, Math.min(high, Math.max(low, value))));
-    const stairs = steps.flatMap(([item, value], at) => [...(at ? [plane(item, steps[at - 1][1])] : []), plane(item, value)]);
+    chart.dots(trials, ({ item, value }) => plane(item, Math.min(high, Math.max(low, value))));
+    const stairs = steps.flatMap(([item, best], at) => [steps[at - 1]?.[1] ?? best, best].map(({ value }) => plane(item, value)));
     chart.line(stairs, { colour: AMBER, alpha: 1, width: 1.6 });
   }
 
-  drawAxes(trials, looks, colour) {
-    const chart = this.axes, axes = this.dimensions, width = chart.begin(colour);
+  drawAxes(trials) {
+    const chart = this.axes, axes = this.dimensions, width = chart.begin(), { colour } = this;
     const x = (axis) => ENDS + (axis * (width - 2 * ENDS)) / Math.max(1, axes.length - 1);
     const y = (share) => TOP + 24 + (1 - share) * (AXES_HEIGHT - TOP - 44);
     const apart = axes.length > 1 ? x(1) - x(0) : width;
     this.place = { x, y };
     chart.title("parameters", "");
-    chart.lines(trials, looks, (trial) => axes.map(({ at }, axis) => [x(axis), at(trial)]).filter(([, share]) => share !== null)
+    chart.lines(trials, (trial) => axes.map(({ at }, axis) => [x(axis), at(trial)]).filter(([, share]) => share !== null)
       .map(([left, share]) => [left, y(share)]));
     axes.forEach(({ name, marks: labels }, axis) => {
+      const isLast = axis === axes.length - 1, most = isLast || !axis ? ENDS - 5 : apart / 2;
       chart.line([[x(axis), y(0)], [x(axis), y(1)]], { colour, alpha: 0.6, width: 1 });
       chart.text(name, x(axis), y(1) - 17, { align: "center", bold: true, most: Math.min(apart, 2 * ENDS) - 6 });
       for (const [share, value] of labels) {
-        const left = axis === axes.length - 1;
-        chart.text(typeof value === "number" ? number(value) : value, x(axis) + (left ? 5 : -5), y(share),
-          { align: left ? "left" : "right", most: left || !axis ? ENDS - 5 : apart / 2, halo: true });
+        chart.text(written(value), x(axis) + (isLast ? 5 : -5), y(share), { align: isLast ? "left" : "right", most, halo: true });
       }
       const brush = this.brushes.get(axis);
       if (brush) chart.box(x(axis) - 6, y(brush[1]), 12, y(brush[0]) - y(brush[1]));
@@ -154,13 +154,12 @@ export class SearchView {
     }
     this.thumbs.forEach((thumb, at) => {
       const axis = Math.floor(at / 2), end = at % 2, { range } = axes[axis];
-      const brush = this.brushOf(axis), told = valueAt(range, brush[end]);
+      const brush = this.brushOf(axis), percent = (share) => String(Math.round(100 * share));
       thumb.hidden = range.choices.length === 1 || (!range.choices.length && range.low === range.high);
       thumb.style.left = `${x(axis)}px`;
       thumb.style.top = `${y(brush[end])}px`;
-      const percent = (share) => String(Math.round(100 * share));
-      for (const [name, text] of [["valuemin", percent(end ? brush[0] : 0)], ["valuemax", percent(end ? 1 : brush[1])],
-        ["valuenow", percent(brush[end])], ["valuetext", typeof told === "number" ? number(told) : told]]) thumb.setAttribute(`aria-${name}`, text);
+      Object.assign(thumb, { ariaValueMin: percent(end ? brush[0] : 0), ariaValueMax: percent(end ? 1 : brush[1]),
+        ariaValueNow: percent(brush[end]), ariaValueText: written(valueAt(range, brush[end])) });
     });
   }
 
@@ -223,8 +222,8 @@ export class SearchView {
   }
 
   hover(drawing, event) {
-    const found = event.type === "pointerleave" || event.buttons ? null : drawing.nearest(drawing.at(event));
-    this.point(found, drawing, drawing.at(event));
+    const point = drawing.at(event);
+    this.point(event.type === "pointerleave" || event.buttons ? null : drawing.nearest(point), drawing, point);
   }
 
   point(item, drawing, point) {
@@ -249,12 +248,12 @@ export class SearchView {
   // Show the trial beside the pointer, or beside its last point.
   read(search, trials) {
     const trial = trials.find(({ item }) => item === this.hovered);
-    const found = this.pointed && (this.pointed[1] ?? this.pointed[0].pointOf(this.hovered));
-    this.reading.hidden = !trial || !found;
+    const [drawing, pointed] = this.pointed ?? [], point = pointed ?? drawing?.pointOf(this.hovered);
+    this.reading.hidden = !trial || !point;
     if (this.reading.hidden) return;
-    const [drawing] = this.pointed, [left, top] = found;
-    const told = [["trial", `${trial.item} ${trial.state}`], [search.metric, number(trial.value)], ...Object.entries(trial.parameters)];
-    fillPairs(this.reading, told.map(([name, value]) => [name, typeof value === "number" ? number(value) : value]));
+    const [left, top] = point;
+    const values = [[search.metric, trial.value], ...Object.entries(trial.parameters)];
+    fillPairs(this.reading, [["trial", `${trial.item} ${trial.state}`], ...values.map(([name, value]) => [name, written(value)])]);
     const whole = this.element.getBoundingClientRect(), canvas = drawing.canvas.getBoundingClientRect();
     beside(this.reading, canvas.left - whole.left + left, whole.width, 12);
     this.reading.style.top = `${canvas.top - whole.top + Math.max(0, top - 20)}px`;
@@ -267,11 +266,15 @@ export class SearchView {
   }
 }
 
+function written(value) {
+  return typeof value === "number" ? number(value) : value;
+}
+
 // A canvas with a line or a dot for each trial.
 class Drawing {
   constructor(words, height, view) {
-    this.words = words;
     this.height = height;
+    this.view = view;
     this.caption = make("figcaption");
     this.canvas = make("canvas", { role: "img", "aria-label": words, style: `height: ${height}px` });
     this.place = make("div", { class: "sr-canvas" }, this.canvas);
@@ -288,21 +291,21 @@ class Drawing {
     if (below) this.text(below, (LEFT + this.width - RIGHT) / 2, this.height - 6, { align: "center" });
   }
 
-  // Clear the canvas, and return its width. `colour` is the colour of the text around the canvas.
-  begin(colour) {
+  // Clear the canvas, and return its width.
+  begin() {
     const ratio = devicePixelRatio, width = this.canvas.clientWidth;
     this.canvas.width = width * ratio;
     this.canvas.height = this.height * ratio;
     this.context = this.canvas.getContext("2d");
     this.context.scale(ratio, ratio);
     const paper = getComputedStyle(this.canvas).getPropertyValue("--jp-layout-color0").trim() || "Canvas";
-    Object.assign(this, { width, colour, paper, paths: [], clip: null });
+    Object.assign(this, { width, paper, paths: [], clip: null });
     return width;
   }
 
   // Clear the canvas, draw axes for these ranges, and return a function that computes the position of a point on the canvas.
-  plane([left, right], [low, high], log, colour) {
-    const width = this.begin(colour), scaled = log && low > 0 ? Math.log10 : (value) => value;
+  plane([left, right], [low, high], log) {
+    const width = this.begin(), scaled = log && low > 0 ? Math.log10 : (value) => value;
     const across = (x) => LEFT + ((x - left) / (right - left)) * (width - LEFT - RIGHT);
     const up = (y) => this.height - BOTTOM - ((scaled(y) - scaled(low)) / (scaled(high) - scaled(low))) * (this.height - TOP - BOTTOM);
     for (const at of roundNumbers(scaled(low), scaled(high), 4)) {
@@ -317,25 +320,21 @@ class Drawing {
     return (x, y) => [across(x), up(scaled === Math.log10 && y <= 0 ? low : y)];
   }
 
-  lines(trials, looks, points) {
-    this.each(trials, looks, (trial, look) => {
+  lines(trials, points) {
+    for (const trial of trials) {
       const path = points(trial);
       this.paths.push([trial.item, path]);
-      this.line(path, look);
-      if (path.length === 1) this.dot(path[0], look);
-    });
+      this.line(path, trial.look);
+      if (path.length === 1) this.dot(path[0], trial.look);
+    }
   }
 
-  dots(trials, looks, point) {
-    this.each(trials, looks, (trial, look) => {
+  dots(trials, point) {
+    for (const trial of trials) {
       const at = point(trial);
       this.paths.push([trial.item, [at]]);
-      this.dot(at, { ...look, alpha: look.dots }); // dots can be more opaque than lines, because they are small and seldom overlap
-    });
-  }
-
-  each(trials, looks, draw) {
-    trials.map((trial) => [trial, looks(trial)]).sort(([, a], [, b]) => a.order - b.order).forEach(([trial, look]) => draw(trial, look));
+      this.dot(at, { ...trial.look, alpha: trial.look.dots });
+    }
   }
 
   inside(look, draw) {
@@ -375,7 +374,7 @@ class Drawing {
 
   text(text, x, y, { align, bold = false, most, halo = false }) {
     const { context } = this;
-    Object.assign(context, { fillStyle: this.colour, textAlign: align, textBaseline: "middle", globalAlpha: bold ? 1 : 0.8,
+    Object.assign(context, { fillStyle: this.view.colour, textAlign: align, textBaseline: "middle", globalAlpha: bold ? 1 : 0.8,
       font: `${bold ? "bold " : ""}11px system-ui, sans-serif` });
     let shown = String(text);
     while (most && shown.length > 2 && context.measureText(shown).width > most) shown = `${shown.slice(0, -2)}…`;

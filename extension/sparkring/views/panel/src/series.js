@@ -52,12 +52,10 @@ export function laid(chart, { axes }, axis) {
   const mine = along(chart), undone = chart.curves.flatMap(({ undone }) => undone);
   const moved = (x) => (axis === "time" ? between(chart.x, chart.time, x) : offset + factor * x);
   const x = undone.length ? [...new Set([...mine, ...undone.flatMap(along)])].sort((a, b) => a - b) : mine;
-  const at = undone.length ? new Map(x.map((place, index) => [place, index])) : null;
   const wide = (column, places = mine) => {
-    if (!at || !column) return column;
-    const found = Array(x.length).fill(null);
-    places.forEach((place, index) => { found[at.get(place)] = column[index]; });
-    return found;
+    if (!undone.length || !column) return column;
+    const values = new Map(places.map((place, at) => [place, column[at]]));
+    return x.map((place) => values.get(place) ?? null);
   };
   const curves = chart.curves.map((curve) => ({
     ...curve, mean: wide(curve.mean), low: wide(curve.low), high: wide(curve.high), lowest: wide(curve.lowest), highest: wide(curve.highest),
@@ -70,15 +68,7 @@ export function laid(chart, { axes }, axis) {
 }
 
 // Return the index of the last position that is not greater than `place`.
-function lastUpTo(x, place) {
-  let low = 0, high = x.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (x[middle] <= place) low = middle + 1;
-    else high = middle;
-  }
-  return low - 1;
-}
+const lastUpTo = (x, place) => x.findLastIndex((other) => other <= place);
 
 // Return the time of a position, interpolated between two points.
 function between(x, time, place) {
@@ -94,16 +84,13 @@ function between(x, time, place) {
 // first averages are corrected for the missing earlier values, so that the average does not start at zero.
 export function smoothed(column, weight) {
   if (!weight) return column;
-  const found = [];
   let sum = 0, share = 1;
-  for (const value of column) {
-    if (value !== null) {
-      share *= weight;
-      sum = weight * sum + (1 - weight) * value;
-    }
-    found.push(value === null ? null : sum / (1 - share));
-  }
-  return found;
+  return column.map((value) => {
+    if (value === null) return null;
+    share *= weight;
+    sum = weight * sum + (1 - weight) * value;
+    return sum / (1 - share);
+  });
 }
 
 // Return a column that has values only at the indices from `from` to `to`.
