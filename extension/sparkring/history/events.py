@@ -14,27 +14,10 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from sparkring.wire.messages import CheckpointDamaged as CheckpointDamaged
-from sparkring.wire.messages import CheckpointFailed as CheckpointFailed
-from sparkring.wire.messages import CheckpointRemoved as CheckpointRemoved
-from sparkring.wire.messages import CheckpointRestored as CheckpointRestored
-from sparkring.wire.messages import CheckpointSaved as CheckpointSaved
 from sparkring.wire.messages import CodeFrame as CodeFrame
-from sparkring.wire.messages import CommandFailed as CommandFailed
-from sparkring.wire.messages import DataOpened as DataOpened
-from sparkring.wire.messages import DataPlanned as DataPlanned
-from sparkring.wire.messages import DataRead as DataRead
-from sparkring.wire.messages import Displayed as Displayed
 from sparkring.wire.messages import Failure as Failure
-from sparkring.wire.messages import GpuFault as GpuFault
-from sparkring.wire.messages import GpuHolder as GpuHolder
-from sparkring.wire.messages import GpuTrouble as GpuTrouble
 from sparkring.wire.messages import GpuUsed as GpuUsed
-from sparkring.wire.messages import InputEnded as InputEnded
-from sparkring.wire.messages import InputRequested as InputRequested
-from sparkring.wire.messages import ItemMeasured as ItemMeasured
 from sparkring.wire.messages import Kept
-from sparkring.wire.messages import Metrics as Metrics
 from sparkring.wire.messages import Output as Output
 from sparkring.wire.messages import Piece as Piece
 from sparkring.wire.messages import RankUsed as RankUsed
@@ -42,6 +25,8 @@ from sparkring.wire.messages import SourceLine as SourceLine
 from sparkring.wire.messages import Stream as Stream
 from sparkring.wire.messages import TimelinePart as TimelinePart
 from sparkring.wire.messages import UserMessage as UserMessage
+from sparkring.wire.messages.gpus import *  # noqa: F403 - all of its classes are parts of events
+from sparkring.wire.messages.run_reports import *  # noqa: F403 - all of its classes are events
 
 Until = Literal["", "up", "heard", "ended", "short", "over"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
