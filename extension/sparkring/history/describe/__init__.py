@@ -1,84 +1,13 @@
 """Describes a run in words. All views, errors and lists use the functions of this package."""
 
-from sparkring.history.describe.failures import Explanation as Explanation
-from sparkring.history.describe.failures import NoRestart as NoRestart
-from sparkring.history.describe.failures import explain_failure as explain_failure
-from sparkring.history.describe.failures import explanation as explanation
-from sparkring.history.describe.failures import failed_line as failed_line
-from sparkring.history.describe.failures import no_restart as no_restart
-from sparkring.history.describe.failures import without_traceback as without_traceback
-from sparkring.history.describe.gangs import deaths as deaths
-from sparkring.history.describe.gangs import gang_gone as gang_gone
-from sparkring.history.describe.gangs import gang_kept as gang_kept
-from sparkring.history.describe.gangs import interrupted as interrupted
-from sparkring.history.describe.gangs import large_value as large_value
-from sparkring.history.describe.gangs import lone_ranks as lone_ranks
-from sparkring.history.describe.gangs import only_on_ranks as only_on_ranks
-from sparkring.history.describe.gangs import unread_change as unread_change
-from sparkring.history.describe.gangs import waiting_for_imports as waiting_for_imports
-from sparkring.history.describe.gangs import waiting_for_ranks as waiting_for_ranks
-from sparkring.history.describe.gpus import gpu_advice as gpu_advice
-from sparkring.history.describe.gpus import gpu_fault as gpu_fault
-from sparkring.history.describe.gpus import gpu_trouble as gpu_trouble
-from sparkring.history.describe.gpus import idle_gpus as idle_gpus
-from sparkring.history.describe.item_runs import best_trial as best_trial
-from sparkring.history.describe.item_runs import explain_items as explain_items
-from sparkring.history.describe.item_runs import importance as importance
-from sparkring.history.describe.item_runs import importances as importances
-from sparkring.history.describe.item_runs import item_error as item_error
-from sparkring.history.describe.item_runs import item_value as item_value
-from sparkring.history.describe.item_runs import items as items
-from sparkring.history.describe.item_runs import items_left as items_left
-from sparkring.history.describe.item_runs import items_progress as items_progress
-from sparkring.history.describe.progress import closing as closing
-from sparkring.history.describe.progress import lag_words as lag_words
-from sparkring.history.describe.progress import last_lines as last_lines
-from sparkring.history.describe.progress import left_words as left_words
-from sparkring.history.describe.progress import metric_words as metric_words
-from sparkring.history.describe.progress import outcome as outcome
-from sparkring.history.describe.progress import progress_words as progress_words
-from sparkring.history.describe.progress import short as short
-from sparkring.history.describe.progress import starving_words as starving_words
-from sparkring.history.describe.progress import took as took
-from sparkring.history.describe.run import elapsed_s as elapsed_s
-from sparkring.history.describe.run import facts as facts
-from sparkring.history.describe.run import gpu_words as gpu_words
-from sparkring.history.describe.run import last_known as last_known
-from sparkring.history.describe.run import log_path as log_path
-from sparkring.history.describe.run import question as question
-from sparkring.history.describe.run import quick as quick
-from sparkring.history.describe.run import ranks as ranks
-from sparkring.history.describe.run import states as states
-from sparkring.history.describe.run import usage_words as usage_words
-from sparkring.history.describe.standings import STACK_HEADERS as STACK_HEADERS
-from sparkring.history.describe.standings import explain_timeout as explain_timeout
-from sparkring.history.describe.standings import explain_where as explain_where
-from sparkring.history.describe.standings import stacks_table as stacks_table
-from sparkring.history.describe.streams import PARTS as PARTS
-from sparkring.history.describe.streams import charted as charted
-from sparkring.history.describe.streams import continued as continued
-from sparkring.history.describe.streams import parts_s as parts_s
-from sparkring.history.describe.streams import saved_after as saved_after
-from sparkring.history.describe.streams import shares as shares
-from sparkring.history.describe.streams import step_noun as step_noun
-from sparkring.history.describe.streams import stream as stream
-from sparkring.history.describe.streams import stream_facts as stream_facts
-from sparkring.history.describe.streams import stream_figures as stream_figures
-from sparkring.history.describe.streams import stream_idle as stream_idle
-from sparkring.history.describe.streams import stream_rates as stream_rates
-from sparkring.history.describe.streams import stream_total as stream_total
-from sparkring.history.describe.text import ago as ago
-from sparkring.history.describe.text import counted as counted
-from sparkring.history.describe.text import dotted as dotted
-from sparkring.history.describe.text import duration as duration
-from sparkring.history.describe.text import first_line as first_line
-from sparkring.history.describe.text import named as named
-from sparkring.history.describe.text import number as number
-from sparkring.history.describe.text import numbers as numbers
-from sparkring.history.describe.text import percent as percent
-from sparkring.history.describe.text import plain_lines as plain_lines
-from sparkring.history.describe.text import plural as plural
-from sparkring.history.describe.text import rank_list as rank_list
-from sparkring.history.describe.text import rank_numbers as rank_numbers
-from sparkring.history.describe.text import size as size
-from sparkring.history.describe.text import span as span
+# ruff: noqa: F403 - a star passes on all functions of a module
+
+from sparkring.history.describe.failures import *
+from sparkring.history.describe.gangs import *
+from sparkring.history.describe.gpus import *
+from sparkring.history.describe.item_runs import *
+from sparkring.history.describe.progress import *
+from sparkring.history.describe.run import *
+from sparkring.history.describe.standings import *
+from sparkring.history.describe.streams import *
+from sparkring.history.describe.text import *
