@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from sparkring.capture.content import PYTHON, Contents, digest
 from sparkring.checkpointing.compatibility import meaning
 
-FUNCTION = "the function"  # its name if it has none of its own
-
 
 class Meaning(NamedTuple):
     """Digests of the code that items run, and of the values that the code uses, by name.

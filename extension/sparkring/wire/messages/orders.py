@@ -185,6 +185,11 @@ class Work(NamedTuple):
     def problem(self) -> str:
         return "" if self.parts else "there is no payload"
 
+    def completed(self, request: "Run") -> "Run":
+        """Return the request for an item or a micro-batch with the fields that are the same for all of them."""
+        environment = {**request.environment, **self.environment}
+        return request._replace(autolog=self.autolog, environment=environment, notebook=self.notebook)
+
 
 class Run(NamedTuple):
     """Run a cell, a call, or the Work that was sent before. `parts` has the values: the payload, then its buffers.

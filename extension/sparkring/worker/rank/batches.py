@@ -86,19 +86,10 @@ class BatchWork:
     def __init__(self, order: messages.Work, code: messages.StreamCode, namespace: dict[str, Any], cell: int) -> None:
         self.code = code
         self.cell = cell
-        self._order = order
+        self.order = order
         self._namespace = namespace
         self._compiled: CompiledCell | None = None
         self._begin = Begin()
-
-    def whole(self, batch: messages.Run) -> messages.Run:
-        """Return the request for a micro-batch, and fill in the fields that are the same for all batches."""
-        work = self._order
-        return batch._replace(
-            autolog=work.autolog,
-            environment={**batch.environment, **work.environment},
-            notebook=work.notebook,
-        )
 
     def compute(self, request: messages.Run, batch: messages.NextBatch) -> Begun | Trained:
         """Carry out the order that the request contains."""
@@ -115,11 +106,11 @@ class BatchWork:
         raise AssertionError(order)
 
     def _carry_on(self, order: Begin) -> Begun:
-        if self._order.parts:  # otherwise, this is the second attempt of a run, whose values are already there
-            payload, *buffers = self._order.parts
+        if self.order.parts:  # otherwise, this is the second attempt of a run, whose values are already there
+            payload, *buffers = self.order.parts
             packing.unpack_names(payload, self._namespace, buffers)
         shell.begin_cell(self.code.scripts, self._namespace)
-        self._order = self._order._replace(parts=())
+        self.order = self.order._replace(parts=())
         self._begin = order
         self._compiled = compile_cell(self.code.source, stacks.cell_name(self.cell))
         assert order.state is not None

@@ -49,20 +49,11 @@ class ItemWork:
         payload, *buffers = order.parts
         self._payload = bytes(payload)
         self._buffers = SharedBuffers(buffers)
-        self._order = order._replace(parts=())  # without the parts, which would be a second copy in memory
+        self.order = order._replace(parts=())  # without the parts, which would be a second copy in memory
         self.held_bytes = self._buffers.size
         self._cell: CompiledCell | None = None
         self._collected_bytes = 0
         self._memory = process.Resident()
-
-    def whole(self, item: messages.Run) -> messages.Run:
-        """Return the request for an item, and fill in the fields that are the same for all items."""
-        work = self._order
-        return item._replace(
-            autolog=work.autolog,
-            environment={**item.environment, **work.environment},
-            notebook=work.notebook,
-        )
 
     def compute(self, request: messages.Run, item: messages.NextItem) -> Any:
         """Run the work for an item, whose values are in the request. Return the item's value."""

@@ -225,10 +225,10 @@ class Rank:
         code: object = request.what
         if isinstance(code, messages.NextItem) and self.work is not None:
             number = self.cells = 1  # all items run the same cell
-            request = self.work.whole(request)
+            request = self.work.order.completed(request)
         elif isinstance(code, messages.NextBatch) and self.stream is not None:
             number = self.stream.cell  # all batches run the same cell, too, but other cells may run between two batches
-            request, code = self.stream.whole(request), self.stream.code
+            request, code = self.stream.order.completed(request), self.stream.code
         else:
             number = self.cells = self.cells + 1
         try:
