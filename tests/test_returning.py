@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparkring.capture.picklability import Refused
 from sparkring.capture.returning import in_words, pack_value, salvaged, unpack_value
-from sparkring.capture.sharded import Shard, joined
+from sparkring.capture.sharded import TensorShard, joined
 
 
 @pytest.fixture
@@ -102,11 +102,11 @@ def test_shards_are_joined(dims, shards):
     whole = torch.arange(24.0).reshape(6, 4)
     pieces = shards(whole)
     mesh = tuple(max(at[level] for at in pieces) + 1 for level in range(len(dims)))
-    made = joined([Shard((6, 4), mesh, at, dims, False, True, True, piece) for at, piece in pieces.items()])
+    made = joined([TensorShard((6, 4), mesh, at, dims, False, True, True, piece) for at, piece in pieces.items()])
     assert torch.equal(made, whole)
     assert isinstance(made, nn.Parameter)
     with pytest.raises(ValueError, match="not all of them have returned"):
-        joined([Shard((6, 4), mesh, (0,) * len(dims), dims, False, True, True, whole)])
+        joined([TensorShard((6, 4), mesh, (0,) * len(dims), dims, False, True, True, whole)])
 
 
 def test_what_cannot_be_packed_is_salvaged():

@@ -22,7 +22,7 @@ LIMITS = {
 }
 # The names that several classes of the package have. Remove a name when it is unique.
 SHARED = {
-    *("Mark", "Meter", "Output", "Part", "Piece", "Search", "Shard", "Shared", "Start", "Table"),
+    *("Mark", "Meter", "Output", "Part", "Piece", "Search", "Shared", "Start", "Table"),
 }
 
 

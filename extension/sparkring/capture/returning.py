@@ -54,7 +54,7 @@ class ReturnedValue(NamedTuple):
 
     parts: Sequence[Buffer]
     without: tuple[str, ...] = ()
-    shards: tuple[sharded.Shard, ...] = ()
+    shards: tuple[sharded.TensorShard, ...] = ()
 
 
 def pack_value(value: Any) -> ReturnedValue:
@@ -79,10 +79,10 @@ class _ReturnPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         self._buffers: list[pickle.PickleBuffer] = []
         super().__init__(self._stream, protocol=5, buffer_callback=self._buffers.append)
         self.without: dict[str, None] = {}
-        self.shards: dict[int, sharded.Shard] = {}
+        self.shards: dict[int, sharded.TensorShard] = {}
         self._lone = lone
         self._reducers: dict[type, tuple[Reducer, ...]] = {}
-        self._flat: dict[int, dict[str, sharded.Shard]] = {}  # see sharded.flat_shards()
+        self._flat: dict[int, dict[str, sharded.TensorShard]] = {}  # see sharded.flat_shards()
 
     def parts(self) -> list[Buffer]:
         buffers: list[Any] = [buffer.raw() for buffer in self._buffers]
@@ -116,7 +116,7 @@ class _ReturnPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             yield self._horovod_keras_optimizer
         if ("torch", "FullyShardedDataParallel") in names:
             yield self._fsdp
-        if cls is sharded.Shard:
+        if cls is sharded.TensorShard:
             yield self._shard
         if ("torch", "DTensor") in names:
             yield self._sharded
@@ -150,7 +150,7 @@ class _ReturnPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             self._flat.setdefault(module, {}).update(shards)
         return self._leave_out(wrapper, wrapper.module)
 
-    def _shard(self, shard: sharded.Shard) -> Reduced:
+    def _shard(self, shard: sharded.TensorShard) -> Reduced:
         # Shards that belong together have the same number on all ranks, because the ranks pack equal objects.
         self.shards[len(self.shards)] = shard
         if self._lone:
@@ -310,7 +310,7 @@ class Rebuilt(NamedTuple):
 
 
 def unpack_value(
-    payload: Buffer, buffers: Iterable[Buffer] = (), shards: Sequence[Sequence[sharded.Shard]] = ()
+    payload: Buffer, buffers: Iterable[Buffer] = (), shards: Sequence[Sequence[sharded.TensorShard]] = ()
 ) -> Rebuilt:
     """Rebuild a value. `shards` has the shards of its tensors, from each rank. Raises any error of the objects' code.
 
@@ -322,7 +322,9 @@ def unpack_value(
 
 
 class _ReturnUnpickler(pickle.Unpickler):
-    def __init__(self, payload: Buffer, buffers: Iterable[Buffer], shards: Sequence[Sequence[sharded.Shard]]) -> None:
+    def __init__(
+        self, payload: Buffer, buffers: Iterable[Buffer], shards: Sequence[Sequence[sharded.TensorShard]]
+    ) -> None:
         super().__init__(io.BytesIO(payload), buffers=buffers)
         self._shards = shards
         self.was_on = ""

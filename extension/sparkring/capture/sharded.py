@@ -22,7 +22,7 @@ _FLAT = Kind(
 _OF_TORCH = ("__composable_api", "_fsdp_", "_is_fsdp_")
 
 
-class Shard(NamedTuple):
+class TensorShard(NamedTuple):
     """One rank's shard of a tensor of `shape`.
 
     `mesh` is the shape of the mesh of ranks, and `at` the rank's coordinate in it. For each dimension of the mesh,
@@ -40,7 +40,7 @@ class Shard(NamedTuple):
     values: Any
 
 
-def shard_of(tensor: Any) -> Shard:
+def shard_of(tensor: Any) -> TensorShard:
     """Return this rank's shard of a DTensor. Raises Refused if shards of this kind cannot be joined."""
     import torch
 
@@ -55,7 +55,7 @@ def shard_of(tensor: Any) -> Shard:
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     values = tensor.detach().to_local().cpu()
     place = tuple(tensor.shape), tuple(mesh.shape), tuple(at), tuple(dims)
-    return Shard(*place, flat=False, is_parameter=is_parameter, requires_grad=tensor.requires_grad, values=values)
+    return TensorShard(*place, flat=False, is_parameter=is_parameter, requires_grad=tensor.requires_grad, values=values)
 
 
 def has_shards(module: Any) -> bool:
@@ -64,11 +64,11 @@ def has_shards(module: Any) -> bool:
     return any(isinstance(parameter, dtensor) for parameter in module._parameters.values())
 
 
-def flat_shards(wrapper: Any) -> dict[int, dict[str, Shard]]:
+def flat_shards(wrapper: Any) -> dict[int, dict[str, TensorShard]]:
     """Return this rank's shards of the parameters of a FullyShardedDataParallel, without those of its inner ones.
 
     The result maps the id() of each module to the shards of its parameters, by name. A parameter that two modules share
-    is the same Shard. Raises Refused if this version of torch keeps the parameters in another way.
+    is the same TensorShard. Raises Refused if this version of torch keeps the parameters in another way.
     """
     try:
         return _flat_shards(wrapper)
@@ -76,7 +76,7 @@ def flat_shards(wrapper: Any) -> dict[int, dict[str, Shard]]:
         raise Refused(_FLAT) from error
 
 
-def _flat_shards(wrapper: Any) -> dict[int, dict[str, Shard]]:
+def _flat_shards(wrapper: Any) -> dict[int, dict[str, TensorShard]]:
     handle, group = wrapper._handle, wrapper.process_group
     if handle is None:
         return {}
@@ -85,7 +85,7 @@ def _flat_shards(wrapper: Any) -> dict[int, dict[str, Shard]]:
     # There is no `_local_shard` before the first forward(). During a forward(), `flat` is the whole parameter.
     data = (getattr(flat, "_local_shard", flat) if is_divided else flat).detach().cpu()
     views = () if is_divided else [view.detach().cpu() for view in handle._get_unflat_views()]
-    shards: dict[int, dict[str, Shard]] = {id(wrapper.module): {}}
+    shards: dict[int, dict[str, TensorShard]] = {id(wrapper.module): {}}
     for index, (name, module, _) in enumerate(flat._param_infos):
         info = flat._shard_param_infos[index]
         if is_divided:
@@ -95,21 +95,21 @@ def _flat_shards(wrapper: Any) -> dict[int, dict[str, Shard]]:
             values = views[index].reshape(-1)
         mesh, at = ((group.size(),), (group.rank(),)) if is_divided else ((1,), (0,))
         place = tuple(flat._shapes[index]), mesh, at, (0,)
-        shard = Shard(*place, flat=True, is_parameter=True, requires_grad=flat.requires_grad, values=values)
+        shard = TensorShard(*place, flat=True, is_parameter=True, requires_grad=flat.requires_grad, values=values)
         shards.setdefault(id(module), {})[name] = shard
     for name, module, _, first_name, first_module, _ in flat._shared_param_infos:
         shards.setdefault(id(module), {})[name] = shards[id(first_module)][first_name]
     return shards
 
 
-def local_parameters(module: Any) -> dict[str, Shard]:
+def local_parameters(module: Any) -> dict[str, TensorShard]:
     """Return this rank's parts of the parameters of a module that contains FullyShardedDataParallel."""
     return {name: _local(parameter.detach().clone().cpu()) for name, parameter in module.named_parameters()}
 
 
-def _local(values: Any) -> Shard:
+def _local(values: Any) -> TensorShard:
     place = tuple(values.shape), (1,), (0,), (0,)
-    return Shard(*place, flat=False, is_parameter=False, requires_grad=False, values=values)
+    return TensorShard(*place, flat=False, is_parameter=False, requires_grad=False, values=values)
 
 
 def refuse_flat(parameter: Any) -> None:
@@ -118,7 +118,7 @@ def refuse_flat(parameter: Any) -> None:
         raise Refused(_FLAT)
 
 
-def bare_state(state: dict[str, Any], shards: Mapping[str, Shard]) -> dict[str, Any]:
+def bare_state(state: dict[str, Any], shards: Mapping[str, TensorShard]) -> dict[str, Any]:
     """Return the attributes of a sharded module as those of the bare module.
 
     `shards` are the parameters that FullyShardedDataParallel keeps elsewhere.
@@ -141,7 +141,7 @@ def _is_of_torch(hook: Any) -> bool:
     return any(str(module).startswith("torch.distributed.") for module in modules)
 
 
-def joined(shards: Sequence[Shard]) -> Any:
+def joined(shards: Sequence[TensorShard]) -> Any:
     """Join the shards of a tensor, one from each rank. Raises ValueError if shards are missing."""
     import torch
 
