@@ -65,6 +65,8 @@ SETTINGS = {
     "spark.sparkring.driver.port": "A setting of the SparkSession: the port on which the driver listens for members; "
     "with %%foreach, the first of several. "
     "Default: any free port.",
+    "spark.sparkring.driver.host": "A setting of a session of Spark Connect, also by `spark.conf.set()`: the address "
+    "at which executors reach the notebook. Default: this machine's address on the way to the server.",
 }
 
 

@@ -45,6 +45,7 @@ pytest_plugins = (
     "spares",
     "rings",
     "drivers",
+    "connect",
     "pools",
     "fake_nvml",
     "gpu_checks",

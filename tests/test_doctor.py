@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from waiting import DEADLINE_S
 
+from sparkring.cluster.session import cluster_of
 from sparkring.cluster.slots import Slots, Stage
 from sparkring.cluster.survey import TaskReport
 from sparkring.engine.doctor import builds, checks, examination, gpus, machine, spark, storage
@@ -381,7 +382,7 @@ def test_a_job_on_the_executors_has_a_time_limit(spark, watch):
         return context.parallelize([0], 1).map(lambda _: time.sleep(50)).collect()
 
     with pytest.raises(TimeoutError, match="waiting took longer than 1 s"):
-        interruptibly(context, "waiting", ask, quiet, 1.0)
+        interruptibly(cluster_of(spark), "waiting", ask, quiet, 1.0)
 
 
 def test_an_interrupt_while_a_job_starts(spark, watch, interrupted_starts):
@@ -397,7 +398,7 @@ def test_an_interrupt_while_a_job_starts(spark, watch, interrupted_starts):
             ended.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        interruptibly(context, "waiting", ask, quiet)
+        interruptibly(cluster_of(spark), "waiting", ask, quiet)
     assert ended == [True]
 
 

@@ -75,7 +75,7 @@ def grouped_by_time():
 OPTIONAL = [
     ("optuna", "pip install 'sparkring\\[search\\]'", lambda: sparkring.search(lr=[1], minimize="loss")),
     ("pyspark", "pip install 'sparkring\\[spark\\]'", lambda: sparkring.ml.KerasEstimator),
-    ("pyspark", "pip install 'sparkring\\[spark\\]'`, or use -n -2", lambda: session.find_session(2, print)),
+    ("pyspark", "pip install 'sparkring\\[spark\\]'`, or use -n -2", lambda: session.find_cluster(2, print)),
     ("pandas", "pip install pandas", lambda: ForeachResult(None, {}, {}, (), {}, {}).table),
     ("pandas", "pip install pandas", grouped_by_time),
     ("torch", "pip install torch", lambda: torch_dataset.as_torch(None, (), 0)),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 from waiting import until
 
 import sparkring
+from sparkring.cluster.base import Address, StageStatus
 from sparkring.engine.predictions import queries
 from sparkring.history import run_store
 from sparkring.wire.channel import dial
@@ -125,37 +124,27 @@ def test_without_a_listener(frame, monkeypatch):
     assert not run_store.saved()
 
 
-class Stage(NamedTuple):
-    numTasks: int
-    numCompletedTasks: int
-
-
 class Spark:
-    """Stand in for a SparkContext: `stages` has each stage by its id, and `active` has the running stages."""
-
-    master = "local[2]"
+    """Stand in for a Cluster: `stages` has each stage by its id, and `active` has the running stages."""
 
     def __init__(self, stages):
         self.stages = stages
         self.active = set(stages)
 
-    def getConf(self):
-        return {}
+    def address(self):
+        return Address("127.0.0.1", "127.0.0.1", 0)
 
-    def statusTracker(self):
-        return self
-
-    def getActiveStageIds(self):
+    def active_stages(self):
         return list(self.active)
 
-    def getStageInfo(self, stage):
-        return self.stages[stage]
+    def stage(self, number):
+        return self.stages[number]
 
 
 @contextlib.contextmanager
 def connected(spark):
     """Return a function that reports tasks over a connection to the listener."""
-    order = queries.watch(SimpleNamespace(sparkContext=spark), "predict data with model", "predict(…)")
+    order = queries.watch(spark, "predict data with model", "predict(…)")
     with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
 
         def report(*tasks, host="here", load_s=0.5, gpus=()):
@@ -172,7 +161,7 @@ def scored(connection, task, partition, state="running", *, stage=0, query="0", 
 
 def test_attempts_of_tasks():
     """If a task fails, its partition is tried again. Partitions whose rows are not all needed count as finished."""
-    spark = Spark({0: Stage(3, 0)})
+    spark = Spark({0: StageStatus("scored", 3, 0, 0)})
     with connected(spark) as report:
         report(load_s=None)
         report(scored(0, 0, 0), scored(1, 1, 1))
@@ -180,7 +169,7 @@ def test_attempts_of_tasks():
         report(scored(4, 0, 0, "failed", rows=0, error="no"))  # the query computes its column twice
         report(scored(2, 2, 0), scored(3, 3, 2))
         report(scored(2, 2, 0, "finished"), scored(3, 3, 2, "finished"))
-        spark.stages[0] = Stage(3, 3)
+        spark.stages[0] = StageStatus("scored", 3, 0, 3)
         spark.active.clear()
     (record,) = ended(1)
     assert (record.items.total, record.items.finished, record.items.failed, record.items.again) == (3, 3, 0, 1)
@@ -191,11 +180,11 @@ def test_attempts_of_tasks():
 
 def test_a_query_that_is_stopped():
     """A killed process does not report the end of its tasks, but the record ends."""
-    spark = Spark({0: Stage(4, 0)})
+    spark = Spark({0: StageStatus("scored", 4, 0, 0)})
     with connected(spark) as report:
         report(scored(0, 0, 0), scored(1, 1, 1))
         report(scored(0, 0, 0, "finished"))
-        spark.stages[0] = Stage(4, 1)
+        spark.stages[0] = StageStatus("scored", 4, 0, 1)
         spark.active.clear()
     (record,) = ended(1)
     assert record.outcome == "interrupted"
@@ -204,16 +193,16 @@ def test_a_query_that_is_stopped():
 
 def test_gpus():
     """The record of each query has the last use of the model processes' GPUs, even if nothing has changed meanwhile."""
-    spark = Spark({0: Stage(1, 0), 1: Stage(1, 0)})
+    spark = Spark({0: StageStatus("scored", 1, 0, 0), 1: StageStatus("scored", 1, 0, 0)})
     used = [GpuUsed("1", "NVIDIA", amount, 9, 50) for amount in (4, 5)]
     with connected(spark) as report:
         report(load_s=None, gpus=used[:1])
         report(scored(0, 0, 0), gpus=used[1:])
         report(scored(0, 0, 0, "finished"))
-        spark.stages[0] = Stage(1, 1)
+        spark.stages[0] = StageStatus("scored", 1, 0, 1)
         spark.active.remove(0)
         report(scored(1, 1, 0, "finished", stage=1, query="1"))
-        spark.stages[1] = Stage(1, 1)
+        spark.stages[1] = StageStatus("scored", 1, 0, 1)
         spark.active.clear()
     first, second = ended(2)
     assert "here has loaded the model in 0.5 s (process 1, GPU 1)" in {notice.text for notice in first.notices}
@@ -222,7 +211,7 @@ def test_gpus():
 
 
 def test_only_those_who_know_the_secret():
-    order = queries.watch(SimpleNamespace(sparkContext=Spark({})), "", "")
+    order = queries.watch(Spark({}), "", "")
     with pytest.raises(ConnectionError):
         dial(order["host"], order["port"], np.random.bytes(32))
     with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
@@ -233,7 +222,7 @@ def test_only_those_who_know_the_secret():
 
 
 def test_the_reporter_gives_up_without_a_driver():
-    order = queries.watch(SimpleNamespace(sparkContext=Spark({})), "", "")
+    order = queries.watch(Spark({}), "", "")
     queries.close()
     found = reporter.Reporter(order)
     until(lambda: found._order is None, "the thread has noticed")

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 from waiting import DEADLINE_S
 
+from sparkring.cluster.classic import Classic
 from sparkring.errors import LaunchError
 from sparkring.frameworks import rendezvous
 from sparkring.frameworks.base import Endpoint, Start
 from sparkring.frameworks.horovod import Horovod
 from sparkring.frameworks.rendezvous import RendezvousStore
 from sparkring.frameworks.tensorflow import TensorFlow
-from sparkring.launchers.spark import driver_address
 from sparkring.runtime.world import World
 
 
@@ -131,7 +131,7 @@ def test_addresses_of_ipv6():
     """Spark's brackets are removed, TensorFlow's are added, and Horovod, which cannot use such an address, says so."""
     settings = {"spark.driver.host": "[fd00::1]", "spark.driver.bindAddress": "[::]"}
     context = SimpleNamespace(master="spark://[fd00::1]:7077", getConf=lambda: settings)
-    assert driver_address(context) == ("fd00::1", "::", 0)
+    assert Classic(context).address() == ("fd00::1", "::", 0)
     endpoints = [Endpoint("a", "fd00::2", "", "fd00::2", 1234)]
     variables = TensorFlow("fd00::1", "::", endpoints).environment(World(), Start("run", 0, 0))
     assert json.loads(variables["TF_CONFIG"])["cluster"] == {"worker": ["[fd00::2]:1234"]}

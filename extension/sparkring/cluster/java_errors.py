@@ -27,11 +27,12 @@ def root_cause(text: str) -> str:
     _, traceback, stack = text.rpartition("Traceback (most recent call last):\n")
     if traceback:
         return line_with("\n".join(line for line in stack.splitlines() if not line.startswith((" ", "\t"))))
+    text, connect, _ = text.partition("JVM stacktrace:\n")  # before it, Spark Connect puts the error itself
     causes = [line.strip() for line in text.splitlines() if line.strip().startswith("Caused by: ")]
     if causes:
         return _plain(causes[-1].removeprefix("Caused by: "))
     _, barrier_task, reason = text.partition("finished unsuccessfully.\n")
-    return _plain(line_with(reason) if barrier_task else line_with(text, *REASONS))
+    return _plain(line_with(reason) if barrier_task else line_with(text, *(() if connect else REASONS)))
 
 
 def _plain(line: str) -> str:

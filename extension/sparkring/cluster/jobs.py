@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sparkring.runtime.interrupts import held_back
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from sparkring.cluster.base import Cluster
 
 Answer = TypeVar("Answer")
 _FIRST_WORD_S, _RAREST_WORD_S = 2.0, 60.0  # the first and the longest time between two reports
@@ -21,7 +21,7 @@ _CANCEL_AGAIN_S = 0.2
 
 
 def interruptibly(
-    context: SparkContext,
+    cluster: Cluster,
     what: str,
     ask: Callable[[], Answer],
     say: Callable[[str], None] | None = None,
@@ -32,19 +32,17 @@ def interruptibly(
     `what` is shown in Spark's UI. As long as `ask` runs, `say` reports progress at growing intervals. If `ask` takes
     longer than `limit_s`, its jobs are ended, too, and TimeoutError is raised.
     """
-    from pyspark import InheritableThread
-
     group = f"sparkring-{uuid.uuid4().hex[:12]}"
     answer: Future[Answer] = Future()
 
     def run() -> None:
         try:
-            context.setJobGroup(group, f"sparkring: {what}", interruptOnCancel=True)
+            cluster.begin_group(group, what)
             answer.set_result(ask())
         except Exception as error:  # raised again by result()
             answer.set_exception(error)
 
-    thread = InheritableThread(target=run, name="sparkring-job", daemon=True)
+    thread = cluster.thread(run, "sparkring-job")
     started, pause_s = time.monotonic(), _FIRST_WORD_S
     deadline = started + limit_s
     try:
@@ -60,27 +58,20 @@ def interruptibly(
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"{what} took longer than {limit_s:.0f} s") from None
                 if say:
-                    say(f"{what}: {time.monotonic() - started:.0f} s{_tasks(context, group)} …")
+                    say(f"{what}: {time.monotonic() - started:.0f} s{_tasks(cluster, group)} …")
                 pause_s = min(2 * pause_s, _RAREST_WORD_S)
     except (KeyboardInterrupt, TimeoutError):
         while thread.is_alive():  # cancel repeatedly: a cancellation misses jobs that have not begun yet
-            context.cancelJobGroup(group)
+            cluster.cancel(group)
             thread.join(_CANCEL_AGAIN_S)
         raise
     finally:
         thread.join()
 
 
-def _tasks(context: SparkContext, group: str) -> str:
+def _tasks(cluster: Cluster, group: str) -> str:
     """Return the progress of the group's jobs, such as ", 3 of 8 tasks"; '' if Spark does not know."""
-    stages = [info for stage in stage_ids(context, group) if (info := context.statusTracker().getStageInfo(stage))]
+    stages = [stage for number in cluster.stage_ids(group) if (stage := cluster.stage(number)) is not None]
     if not stages:
         return ""
-    return f", {sum(stage.numCompletedTasks for stage in stages)} of {sum(stage.numTasks for stage in stages)} tasks"
-
-
-def stage_ids(context: SparkContext, group: str) -> set[int]:
-    """Return Spark's ids of the stages of a group's jobs, including the stages that they depend on."""
-    tracker = context.statusTracker()
-    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
-    return {stage for job in jobs if job is not None for stage in job.stageIds}
+    return f", {sum(stage.completed for stage in stages)} of {sum(stage.tasks for stage in stages)} tasks"

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.cluster.java_errors import REASONS, line_with
 from sparkring.cluster.jobs import interruptibly
-from sparkring.cluster.session import pandas_unused, stopped
+from sparkring.cluster.session import cluster_of, pandas_unused, stopped
 from sparkring.errors import LaunchError, OptionsError
 from sparkring.executor.orders import SPARK_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from sparkring.cluster.base import Cluster
 
 
 class Data(NamedTuple):
@@ -28,29 +30,23 @@ class Data(NamedTuple):
     frame: DataFrame
     counted: bool
 
-    def session(self) -> SparkSession:
-        found = self.frame.sparkSession
-        if getattr(found, "_sc", None) is None:
-            raise LaunchError(
-                f"`{self.name}` belongs to a Spark Connect session, but barrier stages need a classic session."
-            )
-        if found.sparkContext._jsc is None or found.sparkContext._jsc.sc().isStopped():
+    def cluster(self) -> Cluster:
+        cluster = cluster_of(self.frame.sparkSession)
+        if cluster.is_stopped():
             raise stopped()
-        return found
+        return cluster
 
     def partitions(self) -> int:
         """Return the number of partitions. To find this number, Spark may have to run all stages but the last."""
-        self.session()
+        cluster = self.cluster()
         try:
-            # select() makes a new DataFrame for each call, because a DataFrame remembers how its shuffles ended. If
-            # a shuffle was interrupted, the same DataFrame would not repeat the shuffle.
-            return int(self.frame.select("*").rdd.getNumPartitions())
+            return cluster.partitions(self.frame)
         except Exception as error:  # a DataFrame is computed lazily, so its errors first appear here
             raise LaunchError(f"Spark cannot compute `{self.name}`: {line_with(str(error), *REASONS)}") from error
 
     def ranks(self) -> int:
         """Return the default number of ranks, which is one for each partition."""
-        found = interruptibly(self.session().sparkContext, "counting partitions", self.partitions)
+        found = interruptibly(self.cluster(), "counting partitions", self.partitions)
         if found == 0:
             raise OptionsError(
                 f"`{self.name}` is empty and has no partitions: set the number of ranks, for example -n 4."

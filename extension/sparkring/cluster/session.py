@@ -14,15 +14,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkring.cluster import classic, connect
+from sparkring.cluster.base import Cluster
+from sparkring.cluster.classic import LOOPBACK, Classic
+from sparkring.cluster.connect import Connect, is_connect
+from sparkring.cluster.java_errors import root_cause
 from sparkring.errors import LaunchError
 from sparkring.runtime import limits
 from sparkring.runtime.packages import require
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-LOOPBACK = "127.0.0.1"
 OLDEST_JAVA = 17
 # pyspark 4 starts Java with this option. A Java that lacks the module does not start.
 MODULE_OPTION = "--add-modules=jdk.incubator.vector"
@@ -31,83 +34,91 @@ SPARE_SLOTS = 2
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
-def find_session(size: int, say: Callable[[str], None], *, here: bool = True) -> SparkSession:
-    """Return the notebook's SparkSession. If there is none, make a local one, with more slots than `size` ranks need.
+def cluster_of(session: SparkSession) -> Cluster:
+    """Return the cluster of a session."""
+    return Connect(session) if is_connect(session) else Classic.of(session)
 
-    `say` is called with messages about the new session. `here` says whether errors may suggest processes on this
-    machine instead of Spark tasks.
+
+def find_cluster(size: int, say: Callable[[str], None], *, here: bool = True) -> Cluster:
+    """Return the cluster of the notebook's SparkSession. If there is no session, make a local one.
+
+    A new session has more slots than `size` ranks need. `say` is called with messages about it. `here` says whether
+    errors may suggest processes on this machine instead of Spark tasks.
     """
     global _own
-    pyspark = require("pyspark", "a run in Spark tasks", LaunchError, otherwise=or_here(size, here))
+    require("pyspark", "a run in Spark tasks", LaunchError, otherwise=or_here(size, here))
+    if uses_connect():
+        return _connect(size, say, here=here)
     from py4j.protocol import Py4JNetworkError
 
-    if connect := only_connect():
-        raise LaunchError(f"{connect}{or_here(size, here)}.")
     try:
-        session = _running_session()
+        cluster = classic.active_cluster()
+        is_stopped = cluster is not None and cluster.is_stopped()
     except (OSError, Py4JNetworkError) as error:
         raise LaunchError(
             f"the Java process of the SparkSession has ended: restart the kernel{or_here(size, here)}."
         ) from error
-    if session is not None:
-        if session.sparkContext is not _own:
+    if is_stopped:
+        raise stopped()
+    if cluster is not None:
+        if cluster != _own:
             _own = None
-        return session
-    if pyspark.SparkContext._gateway is not None and _own is None:
+        return cluster
+    if classic.has_run() and _own is None:
         raise stopped()
     return _new_session(size, say)
 
 
-def _running_session() -> SparkSession | None:
-    """Return the notebook's session, or None if there is none. Raise LaunchError if the session has been stopped."""
-    import pyspark
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.getActiveSession()
-    context = pyspark.SparkContext._active_spark_context
-    context = context if session is None else session.sparkContext
-    if context is None:
-        return None
-    if context._jsc is None or context._jsc.sc().isStopped():
-        raise stopped()
-    return session or SparkSession(context)
+def active_cluster() -> Cluster | None:
+    """Return the cluster of the notebook's session, which may have been stopped; None if there is no session."""
+    if not uses_connect():
+        return classic.active_cluster()
+    session = connect.active_session()
+    return None if session is None else Connect(session)
 
 
-def active_context() -> SparkContext | None:
-    """Return the notebook's SparkContext, which may have been stopped; None if there is none."""
-    from pyspark import SparkContext
+def _connect(size: int, say: Callable[[str], None], *, here: bool) -> Cluster:
+    """Return the cluster of the notebook's session of Spark Connect. Connect to SPARK_REMOTE if there is no session."""
+    session = connect.active_session()
+    if session is None and "SPARK_REMOTE" in os.environ:
+        from pyspark.sql import SparkSession
 
-    return SparkContext._active_spark_context
-
-
-def is_stopped(context: SparkContext) -> bool:
-    """Return whether the session of `context` has been stopped, or its Java process has ended."""
-    try:
-        return context._jsc is None or bool(context._jsc.sc().isStopped())
-    except Exception:  # py4j raises various errors if the Java process has ended
-        return True
-
-
-def java_version(context: SparkContext) -> str:
-    """Return the version of the driver's Java."""
-    return str(context._jvm.System.getProperty("java.version"))
-
-
-def only_connect() -> str:
-    """Return an explanation if Spark cannot run ranks because only Spark Connect is available; '' otherwise."""
-    import pyspark
-
-    if not hasattr(pyspark, "SparkContext"):
-        return (
-            "the package pyspark-client is for Spark Connect only, which has no barrier RDDs: replace it with pyspark "
-            "(`pip uninstall pyspark-client`, then `pip install 'sparkring[spark]'`)"
+        say("no SparkSession yet: connecting to SPARK_REMOTE …")
+        try:
+            session = SparkSession.builder.getOrCreate()
+        except ImportError as error:
+            raise LaunchError(
+                f"the client of Spark Connect lacks a package: {error} (`pip install 'pyspark[connect]'`)"
+                f"{or_here(size, here)}."
+            ) from error
+        except Exception as error:  # pyspark and grpc have several classes for this error
+            raise LaunchError(
+                f"cannot connect to SPARK_REMOTE: {root_cause(str(error))}{or_here(size, here)}."
+            ) from error
+    if session is None:
+        raise LaunchError(
+            "there is no session of Spark Connect: make one with SparkSession.builder.remote('sc://HOST').getOrCreate()"
+            f"{or_here(size, here)}."
         )
+    cluster = Connect(session)
+    if cluster.is_stopped():
+        raise LaunchError(
+            "the session of Spark Connect has been stopped, or its server does not answer: make a new one with "
+            f"SparkSession.builder.remote('sc://HOST').getOrCreate(), and run the cell again{or_here(size, here)}."
+        )
+    return cluster
+
+
+def uses_connect() -> bool:
+    """Return whether the notebook uses Spark Connect, or has only the package pyspark-client, which is made for it."""
+    import pyspark
     from pyspark.sql.utils import is_remote
 
-    classic = pyspark.SparkContext._active_spark_context is not None
-    if is_remote() or (not classic and (_connect_is_asked_for() or _has_connect_session())):
-        return "this notebook uses Spark Connect, which has no barrier RDDs: use a classic SparkSession"
-    return ""
+    if not hasattr(pyspark, "SparkContext") or is_remote():
+        return True
+    if classic.active_context() is not None:
+        return False
+    return _connect_is_asked_for() or connect.active_session() is not None
 
 
 def _connect_is_asked_for() -> bool:
@@ -120,26 +131,14 @@ def _connect_is_asked_for() -> bool:
     return "SPARK_REMOTE" in os.environ or mode == "connect"
 
 
-def _has_connect_session() -> bool:
-    """Return whether a session was made directly with Spark Connect's classes. is_remote() does not notice this."""
-    connect = sys.modules.get("pyspark.sql.connect.session")
-    if connect is None:
-        return False
-    try:
-        connect.SparkSession.active()
-    except Exception:  # there is no session, or pyspark 3.4 cannot tell
-        return False
-    return True
+# The cluster of the session that sparkring made. None if it has made none, or if the notebook has since made its own
+# session.
+_own: Cluster | None = None
 
 
-# The SparkContext of the session that sparkring made. None if it has made none, or if the notebook has since made its
-# own session.
-_own: SparkContext | None = None
-
-
-def made_here(context: SparkContext) -> bool:
-    """Return whether sparkring made the session of `context`, and so can replace the session with a larger one."""
-    return context is _own
+def made_here(cluster: Cluster) -> bool:
+    """Return whether sparkring made the session of `cluster`, and so can replace the session with a larger one."""
+    return cluster == _own
 
 
 def or_here(size: int, here: bool) -> str:
@@ -155,7 +154,7 @@ def stopped() -> LaunchError:
     )
 
 
-def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
+def _new_session(size: int, say: Callable[[str], None]) -> Cluster:
     global _own
     from pyspark.sql import SparkSession
 
@@ -178,9 +177,9 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
     )
     with pandas_unused():
         session = builder.getOrCreate()
-    _own = session.sparkContext
+    _own = cluster_of(session)
     say(f"started SparkSession local[{slots}] in {time.monotonic() - started:.1f} s; later cells use it, too")
-    return session
+    return _own
 
 
 @contextlib.contextmanager

@@ -13,11 +13,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.cluster.jobs import interruptibly
-from sparkring.cluster.python import stage_of
 from sparkring.executor.tasks import task_for
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from sparkring.cluster.base import Cluster
 
 
 class Directory(NamedTuple):
@@ -69,7 +68,7 @@ class TaskReport(NamedTuple):
 
 
 def survey(
-    context: SparkContext, tasks: int, questions: Questions, say: Callable[[str], None], limit_s: float
+    cluster: Cluster, tasks: int, questions: Questions, say: Callable[[str], None], limit_s: float
 ) -> list[TaskReport]:
     """Run a job of `tasks` tasks, and return their reports.
 
@@ -78,9 +77,9 @@ def survey(
     """
 
     def ask() -> list[dict[str, Any]]:
-        return list(stage_of(context, tasks, task_for(answer, questions)).collect())
+        return cluster.collect(tasks, task_for(answer, questions))
 
-    return [TaskReport(**fields) for fields in interruptibly(context, "checking the executors", ask, say, limit_s)]
+    return [TaskReport(**fields) for fields in interruptibly(cluster, "checking the executors", ask, say, limit_s)]
 
 
 def answer(questions: Questions, rows: Iterable[int]) -> Iterator[dict[str, Any]]:

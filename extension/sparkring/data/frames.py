@@ -10,16 +10,13 @@ rows.
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from sparkring.capture.picklability import type_name
 from sparkring.cluster.partitions import arrow_schema, not_in_arrow
+from sparkring.cluster.session import cluster_of
 from sparkring.data.where import nearest
 from sparkring.errors import DataError
 
@@ -27,40 +24,19 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructField, StructType
 
-_CATALYST = "org.apache.spark.sql.catalyst."
-_FILES = "org.apache.spark.sql.execution.datasources.LogicalRelation"
-# Spark's own file formats. In tables of other formats, such as Delta, the data files alone may not determine the rows.
-_FORMATS = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.")
-# If the class name of a plan's node contains one of these words, the plan does not determine the rows: the node depends
-# on the time, the user, a function's body or rows outside files, or it contains another plan.
-_UNTOLD = re.compile(
-    r"UDF|UDAF|UDTF|Pandas|Arrow|Invoke|Reflect|Current(?!Row)|Now$|LocalTimestamp|Uuid|Shuffle$|Subquery$|^Exists$"
-    r"|ListQuery|MapPartitions|MapElements|MapGroups|TypedFilter|Script|Stream|LocalRelation|LogicalRDD"
-)
-# Fields of a plan's JSON in which a null hides nothing that determines the rows. Some of these fields are optional, and
-# the values of others are in the plan's text. _files() describes `relation`, and the child plan describes `desc`. In
-# Spark 4.3, evalContext replaces evalMode. A null in any other field may hide something that determines the rows.
-_EMPTY = {"evalMode", "evalContext", "relation", "desc", "timeZoneId", "condition", "filter", "catalogTable", "session",
-          "hint", "value"}  # fmt: skip
-_IDS = re.compile(r"#\d+L?")
-_STATUS = re.compile(r"path=(.+?); isDirectory=false; length=(\d+);.*?modification_time=(\d+);")
+    from sparkring.cluster.base import Cluster
 
 
-def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
-    """Return the session of a Spark DataFrame.
+def cluster_behind(frame: Any, called: str = "the DataFrame") -> Cluster:
+    """Return the cluster of a Spark DataFrame.
 
-    Raise DataError if `frame` is not a Spark DataFrame, if its session has been stopped, or if Spark Connect is used.
+    Raise DataError if `frame` is not a Spark DataFrame, or if its session has been stopped.
     """
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(frame).__mro__}
     if ("pyspark", "DataFrame") not in roots:
         raise DataError(f"{called} is a `{type_name(frame)}`, not a Spark DataFrame.")
-    session: SparkSession = frame.sparkSession
-    if getattr(session, "_sc", None) is None:
-        raise DataError(
-            f"{called} belongs to a Spark Connect session, which does not show the plan of a DataFrame: write the "
-            "DataFrame with df.write.parquet(…) and pass that path, or use a classic SparkSession."
-        )
-    if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
+    cluster = cluster_of(frame.sparkSession)
+    if cluster.is_stopped():
         raise DataError(
             f"the SparkSession of {called} has been stopped: make a new one with SparkSession.builder.getOrCreate(), "
             "and use it to make the DataFrame again."
@@ -68,24 +44,19 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
     try:
         frame.schema  # noqa: B018
     except Exception as error:  # pyspark has several classes for this error
-        raise _not_in_python(frame, error, called) from error
-    return session
+        raise _not_in_python(cluster, frame, error, called) from error
+    return cluster
 
 
-def _not_in_python(frame: DataFrame, error: Exception, called: str) -> DataError:
+def _not_in_python(cluster: Cluster, frame: DataFrame, error: Exception, called: str) -> DataError:
     """Return the error for a column whose type pyspark does not know, such as that of make_interval()."""
-    from pyspark.sql.types import _parse_datatype_json_string
-
-    for field in frame._jdf.schema().fields():
-        kind = field.dataType()
-        try:
-            _parse_datatype_json_string(kind.json())
-        except Exception:  # pyspark has several classes for this error
-            return DataError(
-                f"column `{field.name()}` of {called} is {kind.simpleString()}, which pyspark cannot represent: cast "
-                f"it to another type, or leave it out with df.drop({field.name()!r})."
-            )
-    return DataError(f"pyspark cannot represent a column of {called}: {error}")
+    if (column := cluster.unknown_column(frame)) is None:
+        return DataError(f"pyspark cannot represent a column of {called}: {error}")
+    name, kind = column
+    return DataError(
+        f"column `{name}` of {called} is {kind}, which pyspark cannot represent: cast it to another type, or leave it "
+        f"out with df.drop({name!r})."
+    )
 
 
 def check_names(frame: DataFrame, names: Iterable[str], option: str = "") -> None:
@@ -196,24 +167,10 @@ def _is_nested(kind: DataType) -> bool:
 
 
 def proleptic(frame: DataFrame) -> DataFrame:
-    """Return the DataFrame in a copy of its session, in which Spark writes dates before 1582-10-15 as they are.
-
-    By default, Spark before 4.0 refuses to write them. With the setting LEGACY, they would be other dates in Parquet.
-    """
-    from pyspark.sql import DataFrame
-
+    """Return the same rows, for which Spark writes dates before 1582-10-15 to Parquet as they are."""
     if not any(_has_dates(field.dataType) for field in frame.schema.fields):
         return frame
-    session = frame.sparkSession
-    copied: Any = session._jsparkSession.cloneSession()
-    copied.conf().set("spark.sql.parquet.datetimeRebaseModeInWrite", "CORRECTED")
-    made = copy.copy(session)  # the constructor would let RDD.toDF() use the new session
-    made._jsparkSession = copied
-    vars(made).pop("_conf", None)
-    dataset: Any = session._jvm
-    for part in str(frame._jdf.getClass().getName()).split("."):  # the package of Dataset depends on Spark's version
-        dataset = getattr(dataset, part)
-    return DataFrame(dataset.ofRows(copied, frame._jdf.queryExecution().analyzed()), made)
+    return cluster_of(frame.sparkSession).proleptic(frame)
 
 
 def _has_dates(kind: DataType) -> bool:
@@ -295,113 +252,10 @@ def version_of(frame: DataFrame, *, by_partition: bool = False) -> str:
 
 def _by_plan(frame: DataFrame) -> str:
     try:
-        facts = _facts(frame)
+        facts = cluster_of(frame.sparkSession).plan_facts(frame)
     except Exception:  # Spark's internal classes may differ in this version; version_of() then uses the rows
         return ""
     return f"plan-{_digest(facts)}" if facts else ""
-
-
-def _facts(frame: DataFrame) -> list[str]:
-    """Return everything that determines the rows, in a fixed order, or [] if the plan does not determine the rows."""
-    execution, session = frame._jdf.queryExecution(), frame.sparkSession
-    if "InMemoryRelation" in execution.withCachedData().toString():
-        return []  # the cached rows may be older than the files
-    plan = execution.analyzed()
-    nodes = json.loads(plan.toJSON())
-    if not all(_tells(node) for node in _nodes(nodes)):
-        return []
-    leaves = plan.collectLeaves()
-    files = [line for index in range(leaves.size()) for line in _files(session, leaves.apply(index))]
-    # The plan's text contains values that its JSON leaves out.
-    text = _text(plan)
-    seen: dict[str, str] = {}
-    settings = [
-        line
-        for line in session._jsparkSession.conf().getAll().mkString("\n").splitlines()
-        if line.startswith("spark.sql.") and "warehouse" not in line
-    ]
-    return [
-        session.version,
-        frame.schema.json(),
-        json.dumps(_renumbered(nodes, seen), sort_keys=True),
-        _IDS.sub(lambda match: _number(match[0].rstrip("L"), seen), text),
-        *sorted(settings),
-        *files,
-    ]
-
-
-def _text(plan: Any) -> str:
-    from py4j.protocol import Py4JError
-
-    arguments = (True, False, 1_000_000, False)  # verbose, addSuffix, maxFields, printOperatorId
-    try:
-        return str(plan.treeString(*arguments))
-    except Py4JError:  # Spark 4.3 has a fifth parameter; its default is not visible from Java
-        return str(plan.treeString(*arguments, False))
-
-
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(tree, dict):
-        if "class" in tree:
-            yield tree
-        tree = list(tree.values())
-    if isinstance(tree, list):
-        for part in tree:
-            yield from _nodes(part)
-
-
-def _tells(node: dict[str, Any]) -> bool:
-    name = str(node["class"])
-    ours = name == _FILES or name.startswith(_CATALYST)
-    lost = {key for key, value in node.items() if value is None} - _EMPTY
-    return ours and not lost and not _UNTOLD.search(name.rpartition(".")[2])
-
-
-def _files(session: SparkSession, leaf: Any) -> list[str]:
-    """Return the file format and options of a leaf of the plan, and the path, size and modification time of each file.
-
-    Return [] if the leaf reads no files. Raise LookupError if the format is not one of Spark's own.
-    """
-    if leaf.getClass().getName() != _FILES:
-        return []
-    relation = leaf.relation()
-    reader = relation.fileFormat().getClass().getName()
-    if not reader.startswith(_FORMATS):
-        raise LookupError(reader)
-    paths = sorted(unquote(path) for path in relation.location().inputFiles())
-    listing: dict[str, str] = {}
-    for folder in {path.rpartition("/")[0] for path in paths}:
-        listing |= _listed(session, folder)
-    return [reader, relation.options().toString(), *(f"{path} {listing[_bare(path)]}" for path in paths)]
-
-
-def _listed(session: SparkSession, folder: str) -> dict[str, str]:
-    """Return the size and modification time of each file in a folder, without Spark's cache, which may be outdated."""
-    jvm: Any = session._jvm
-    path = jvm.org.apache.hadoop.fs.Path(folder)
-    listed = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).listStatus(path)
-    text = jvm.org.apache.commons.lang3.ArrayUtils.toString(listed)  # one call for all files
-    return {_bare(name): f"{size} {changed}" for name, size, changed in _STATUS.findall(text)}
-
-
-def _bare(path: str) -> str:
-    """Return a path with one slash after the colon, since file:///x and file:/x are the same file."""
-    return re.sub(r":/+", ":/", path, count=1)
-
-
-def _renumbered(tree: Any, seen: dict[str, str]) -> Any:
-    """Return a plan's JSON with expressions numbered as they occur, and without ids that differ between processes."""
-    if isinstance(tree, list):
-        return [_renumbered(part, seen) for part in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if "jvmId" in tree:
-        return _number(f"#{tree['id']}", seen)
-    return {key: _renumbered(part, seen) for key, part in tree.items() if not key.endswith("dataset_id")}
-
-
-def _number(name: str, seen: dict[str, str]) -> str:
-    return seen.setdefault(name, f"#{len(seen)}")
 
 
 # ── By the rows ───────────────────────────────────────────────────────────────────────────────────────────────────────

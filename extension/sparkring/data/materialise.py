@@ -20,7 +20,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import platformdirs
@@ -28,7 +28,7 @@ import platformdirs
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.jobs import interruptibly
 from sparkring.data.folders import entries, has_ended, read_json, storage_errors, this_process, write_json
-from sparkring.data.frames import for_arrays, proleptic, same_names, session_of, version_of
+from sparkring.data.frames import cluster_behind, for_arrays, proleptic, same_names, version_of
 from sparkring.errors import DataError, OptionsError
 from sparkring.history.describe import ago, size
 from sparkring.runtime.interrupts import interrupted
@@ -36,6 +36,8 @@ from sparkring.runtime.storage import Location, locate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from sparkring.cluster.base import Cluster
 
 CACHE = "SPARKRING_CACHE"
 KEEP_DAYS = 30.0
@@ -101,7 +103,7 @@ def materialise(
     Raise DataError if the DataFrame is empty or cannot be computed, or if the cache cannot be used.
     """
     called = f"`{name}`" if name else "the DataFrame"
-    session_of(frame, called)
+    cluster_behind(frame, called)
     if row_group_bytes < 1:
         raise OptionsError(f"row_group_bytes={row_group_bytes}: expected at least 1.")
     _check_columns(frame, called)
@@ -122,9 +124,9 @@ def in_form(
     `called` is the DataFrame's name in messages. `cache`, `say` and the errors are those of materialise().
     """
     tell: Say = say or (lambda text: None)
-    session = session_of(frame, called)
-    home = cache_folder(cache, session)
-    version = _computed(session, called, "looking for changes in", lambda: form.version(frame), tell)
+    cluster = cluster_behind(frame, called)
+    home = cache_folder(cache, cluster.session)
+    version = _computed(cluster, called, "looking for changes in", lambda: form.version(frame), tell)
     settings = " ".join(filter(None, [str(LAYOUT), form.kind, str(form.row_group_bytes), version]))
     key = hashlib.sha256(settings.encode()).hexdigest()[:32]
     with _usable(home):
@@ -137,7 +139,7 @@ def in_form(
     if gone:
         tell(f"removed {len(gone)} old or unfinished {'copies' if len(gone) > 1 else 'copy'} from {home.written}")
     tell(f"writing {called} to {home.written} once; later runs reuse it")
-    return _write(frame, form, home, key, version, called, tell)
+    return _write(cluster, frame, form, home, key, version, called, tell)
 
 
 def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSession | None = None) -> Location:
@@ -234,14 +236,15 @@ def _used(copy: Location, commit: dict[str, Any]) -> float:
 # ── Writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str, called: str, tell: Say) -> Copy:
+def _write(
+    cluster: Cluster, frame: DataFrame, form: Form, home: Location, key: str, version: str, called: str, tell: Say
+) -> Copy:
     copy = home / key / secrets.token_hex(8)
-    session = frame.sparkSession
     try:
         with _usable(home):
             copy.fs.makedirs(copy.path)
             write_json(copy / OWNER, LAYOUT, {"created": time.time(), **this_process()})
-        _check_executors(session, copy, home, called)
+        _check_executors(cluster, copy, home, called)
 
         def write() -> dict[str, Any]:
             # Without "append", Spark would refuse to write to this folder, because the folder exists already. Spark
@@ -252,7 +255,7 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
             return form.note(written, copy)
 
         started = time.time()
-        facts = _computed(session, called, f"writing {home.written} from", write, tell)
+        facts = _computed(cluster, called, f"writing {home.written} from", write, tell)
         with _usable(home):
             sizes = _sizes(copy)
             counts = [_rows(copy / name) for name in sizes]
@@ -267,7 +270,7 @@ def _write(frame: DataFrame, form: Form, home: Location, key: str, version: str,
                 {"name": name, "size_bytes": sizes[name], "rows": count}
                 for name, count in zip(sizes, counts, strict=True)
             ]
-            commit = {"created": time.time(), "spark": session.version, "version": version, "rows": rows}
+            commit = {"created": time.time(), "spark": cluster.session.version, "version": version, "rows": rows}
             commit |= {"facts": facts, "size_bytes": size_bytes, "files": files}
             write_json(copy / COMMIT, LAYOUT, commit)
         tell(f"wrote {rows:,} rows, {size(size_bytes)}, in {time.time() - started:.1f} s")
@@ -285,13 +288,13 @@ def _copy(copy: Location, version: str, commit: Mapping[str, Any], *, reused: bo
     return Copy(copy, version, commit["rows"], commit["size_bytes"], reused, files, commit.get("facts", {}))
 
 
-def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], Any], tell: Say) -> Any:
+def _computed(cluster: Cluster, called: str, doing: str, ask: Callable[[], Any], tell: Say) -> Any:
     """Return the result of ask(). If ask() fails, raise DataError with Spark's reason.
 
     An interrupt ends the Spark jobs of ask().
     """
     try:
-        return interruptibly(session.sparkContext, f"{doing} {called}", ask, tell)
+        return interruptibly(cluster, f"{doing} {called}", ask, tell)
     except KeyboardInterrupt:
         raise interrupted("and incomplete files were removed") from None
     except Exception as error:  # pyspark and py4j have several classes for this error
@@ -317,24 +320,22 @@ def _check_columns(frame: DataFrame, called: str) -> None:
         )
 
 
-def _check_executors(session: SparkSession, copy: Location, home: Location, called: str) -> None:
+def _check_executors(cluster: Cluster, copy: Location, home: Location, called: str) -> None:
     """Raise DataError if an executor does not see the folder `copy`: the executor would write to its own disk."""
-    context = session.sparkContext
-    if context.master.startswith("local") or not copy.for_spark().startswith("file:"):
+    if cluster.is_local or not copy.for_spark().startswith("file:"):
         return
     path = (copy / OWNER).path
 
     # Spark sends a nested function as code, not as a reference to this module, which executors may not have.
-    def look(_: int) -> tuple[str, bool]:
+    def look(rows: Iterable[Any]) -> Iterator[tuple[str, bool]]:
         import os
 
-        return socket.gethostname(), os.path.exists(path)
+        yield socket.gethostname(), os.path.exists(path)
 
     def ask() -> list[tuple[str, bool]]:
-        tasks = context.defaultParallelism
-        return list(context.parallelize(range(tasks), tasks).map(look).collect())
+        return cluster.collect(max(1, cluster.total_slots()), look)
 
-    answers = _computed(session, called, "checking the executors for", ask, lambda text: None)
+    answers = _computed(cluster, called, "checking the executors for", ask, lambda text: None)
     blind = sorted({host for host, sees in answers if not sees})
     if blind:
         raise _own_disks(f"the executor on {blind[0]}", home)

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkring.cluster.java_errors import root_cause
-from sparkring.cluster.session import pandas_unused
-from sparkring.data.frames import numbered, serialized_schema, session_of, version_of
+from sparkring.cluster.session import cluster_of, pandas_unused
+from sparkring.data.frames import cluster_behind, numbered, serialized_schema, version_of
 from sparkring.data.materialise import BESIDE, Copy, Form, in_form
 from sparkring.data.spark_frames import Values, representable
 from sparkring.errors import DataError
@@ -146,11 +146,14 @@ def _groups(grouped: GroupedData) -> list[tuple[Any, Part]]:
     """Return pairs of a key and a Part, sorted by their keys. Null keys come last."""
     frame: DataFrame = getattr(grouped, "_df")  # noqa: B009 - pyspark does not declare this attribute
     _check(frame)
-    kind = re.search(r"type: (\w+)\]?$", str(grouped._jgd.toString())) if hasattr(grouped, "_jgd") else None
-    if kind is not None and kind[1] != "GroupBy":
-        raise DataError(f"the groups of {kind[1].lower()}() are not items: use df.groupBy('store').")
+    try:
+        grouping = cluster_of(frame.sparkSession).grouping(grouped, frame)
+    except Exception as error:  # pyspark and py4j have several classes for this error
+        raise DataError(f"groupBy(): {root_cause(str(error)).partition(';')[0]}") from error
+    if grouping.kind != "groupby":
+        raise DataError(f"the groups of {grouping.kind}() are not items: use df.groupBy('store').")
     schema = _schema(frame)
-    numbers = _key_columns(grouped, frame)
+    numbers = _key_columns(grouping.keys, frame)
     keys = [f"c{number}" for number in numbers]
     form = Form(
         f"groups {' '.join(keys)}",
@@ -169,7 +172,7 @@ def _groups(grouped: GroupedData) -> list[tuple[Any, Part]]:
 
 
 def _check(frame: Any) -> None:
-    session_of(frame)
+    cluster_behind(frame)
     from pyspark.sql.pandas import types
 
     if not hasattr(types, "_create_converter_to_pandas"):
@@ -193,29 +196,21 @@ def _schema(frame: DataFrame) -> bytes:
     return serialized_schema(StructType(named), frame.sparkSession)
 
 
-def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
+def _key_columns(keys: Sequence[int | str], frame: DataFrame) -> list[int]:
     """Return the numbers of the columns by which a DataFrame is grouped. Raise DataError for an expression."""
     from pyspark.sql.types import ArrayType, MapType, StructType, UserDefinedType
 
-    attributes = frame._jdf.queryExecution().analyzed().output()
-    ids = [int(attributes.apply(index).exprId().id()) for index in range(attributes.size())]
-    try:
-        aggregate = grouped.count()._jdf.queryExecution().analyzed()
-    except Exception as error:  # pyspark and py4j have several classes for this error
-        raise DataError(f"groupBy(): {root_cause(str(error)).partition(';')[0]}") from error
-    by = aggregate.groupingExpressions()
-    if not by.size():
+    if not keys:
         raise DataError("groupBy() without columns makes one group of all rows: name columns, as in groupBy('store').")
     numbers: list[int] = []
-    for index in range(by.size()):
-        expression = by.apply(index)
-        if not expression.getClass().getName().endswith(".AttributeReference") or expression.exprId().id() not in ids:
+    for key in keys:
+        if isinstance(key, str):
             raise DataError(
-                f"groupBy() groups by an expression, {expression.sql()}: add it as a column with df.withColumn() "
-                "first, and group by that column."
+                f"groupBy() groups by an expression, {key}: add it as a column with df.withColumn() first, and group "
+                "by that column."
             )
-        numbers.append(ids.index(expression.exprId().id()))
-        field = frame.schema.fields[numbers[-1]]
+        numbers.append(key)
+        field = frame.schema.fields[key]
         if isinstance(field.dataType, (ArrayType, MapType, StructType, UserDefinedType)):
             raise DataError(
                 f"groupBy() groups by `{field.name}`, which is {field.dataType.simpleString()}: a key must be "
@@ -229,8 +224,7 @@ def _key_columns(grouped: Any, frame: DataFrame) -> list[int]:
 
 def _count(written: DataFrame, copy: Location) -> dict[str, Any]:
     """Return the number of partitions, which the files do not show if the last partitions are empty."""
-    # select() makes a new DataFrame, because `written` itself would not repeat a shuffle that was interrupted.
-    return {"partitions": int(written.select("*").rdd.getNumPartitions())}
+    return {"partitions": cluster_of(written.sparkSession).partitions(written)}
 
 
 def _sorted(frame: DataFrame, keys: Sequence[str]) -> DataFrame:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.session import pandas_unused
 from sparkring.data.columns import changes_with_nulls
-from sparkring.data.frames import for_arrays, serialized_schema, session_of
+from sparkring.data.frames import cluster_behind, for_arrays, serialized_schema
 from sparkring.data.micro_batches import StoredPiece, StoredRows, as_ipc
 from sparkring.data.stage_task import COLUMNS, Staging, stage
 from sparkring.errors import DataError
@@ -44,7 +44,12 @@ class StreamStopping(Exception):
 
 def check_stream(frame: DataFrame, called: str) -> None:
     """Raise DataError if a DataFrame cannot be used as a stream."""
-    session_of(frame, f"`{called}`")
+    cluster = cluster_behind(frame, f"`{called}`")
+    if not cluster.calls_back:
+        raise DataError(
+            f"`{called}` belongs to Spark Connect, whose foreachBatch() runs on the server and cannot reach the "
+            "notebook: use %%stream with an iterable of batches, or make the stream in a classic SparkSession."
+        )
     if not frame.isStreaming:
         raise DataError(
             f"`{called}` is not a streaming DataFrame: make one with spark.readStream, or read its rows with "

@@ -8,7 +8,9 @@ import os
 import py_compile
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
+from typing import Any
 
 import sparkring
 
@@ -41,9 +43,14 @@ def archive(with_nvml: bool) -> bytes:
     return buffer.getvalue()
 
 
-def unpacked(archive: bytes, folder: str) -> str:
-    """Write an archive of sparkring to a folder. Return its path, which a process needs among the `first`."""
+def unpacked(archive: Any, folder: str) -> str:
+    """Write an archive of sparkring to a folder. Return its path, which a process needs among the `first`.
+
+    The archive is bytes or, with Spark Connect, an Artifact with compressed bytes.
+    """
     path = os.path.join(folder, "sparkring.zip")
+    if not isinstance(archive, bytes):
+        archive = zlib.decompress(archive.value[0])
     with open(path, "wb") as file:
         file.write(archive)
     return path

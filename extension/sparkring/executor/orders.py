@@ -24,6 +24,7 @@ SPARK_SCHEMA = b"sparkring.spark"
 # The exit code of a member that could not connect to the driver. The Spark task then finds out why.
 UNREACHED = 69
 PORT_SETTING = "spark.sparkring.driver.port"
+HOST_SETTING = "spark.sparkring.driver.host"  # for Spark Connect, where spark.driver.host is the server's
 MAKE_REACHABLE = (
     f"Set spark.driver.host to an address of this machine that they can reach, or {PORT_SETTING} to a port that the "
     "firewall lets through, before the session starts."

@@ -35,3 +35,18 @@ def task_for(function: Callable[[_Order, Iterable[Any]], Iterator[Any]], order: 
 
     task.__name__ = function.__name__  # Spark shows this name
     return task
+
+
+def in_arrow(task: Task) -> Task:
+    """Return a function for mapInArrow() that calls task(rows), and yields what the task yields, each value pickled."""
+
+    def task_in_arrow(batches: Iterable[Any]) -> Iterator[Any]:
+        import pickle
+
+        import pyarrow
+
+        for value in task([row for batch in batches for row in batch.column(0).to_pylist()]):
+            values = pyarrow.array([pickle.dumps(value)], pyarrow.binary())
+            yield pyarrow.RecordBatch.from_pydict({"value": values})
+
+    return task_in_arrow

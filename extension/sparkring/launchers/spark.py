@@ -15,22 +15,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sparkring.cluster.java_errors import line_with, root_cause
-from sparkring.cluster.python import (
-    SET_PYTHON,
-    executed_by_this_python,
-    executors_python,
-    lacking_package,
-    stage_of,
-    wrong_python,
-)
-from sparkring.cluster.session import LOOPBACK
+from sparkring.cluster.python import SET_PYTHON, executors_python, lacking_package, wrong_python
 from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
-from sparkring.executor.archive import archive
-from sparkring.executor.orders import MAKE_REACHABLE, PORT_SETTING, Ticket
+from sparkring.executor.orders import Ticket
 from sparkring.executor.tasks import Task, task_for
 from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
@@ -39,8 +30,7 @@ from sparkring.worker.member import gpus
 from sparkring.worker.spark_task import MemberTask, run_member
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    from sparkring.cluster.base import Cluster
 
 _Answer = TypeVar("_Answer")
 
@@ -61,7 +51,7 @@ class SparkLauncher(Launcher):
     slow_after_s = 2.0
     give_up_after_s = 300.0
 
-    def __init__(self, session: SparkSession, request: LaunchRequest, say: Say | None = None) -> None:
+    def __init__(self, cluster: Cluster, request: LaunchRequest, say: Say | None = None) -> None:
         size, data = request.size, request.data
         self._size = size
         self._data = data
@@ -69,59 +59,59 @@ class SparkLauncher(Launcher):
             if "barrier" not in inspect.signature(type(data.frame).mapInArrow).parameters:
                 raise LaunchError("--data needs Spark 3.5 or newer, where mapInArrow() supports barrier stages.")
             self.give_up_after_s = math.inf  # computing the DataFrame may take hours
-        self._context = session.sparkContext
+        self._cluster = cluster
         self._barrier = size > 1 or not request.at_once
         self._environment = request.environment
-        self._stage = Stage(self._context, request.title, size, persistent=request.persistent)
+        self._stage = Stage(self._cluster, request.title, size, persistent=request.persistent)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         # This is the Python that executors are configured to run. If a package is missing in the tasks, _run() finds
         # out which Python the executors really run.
-        self._python = str(self._context.pythonExec)
+        self._python = self._cluster.python
         self._ended = False
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
         self._warned_of: set[int] = set()
-        check_gpus(self._context, size, request.gpus or 0)
+        check_gpus(self._cluster, size, request.gpus or 0)
         if request.at_once:
             self.give_up_after_s = math.inf
             if self._barrier:
-                check_ring(self._context, size, say)
+                check_ring(self._cluster, size, say)
         else:
-            check(self._context, size, data, say, here=request.here)
+            check(self._cluster, size, data, say, here=request.here)
         self._gpus = request.gpus
-        self.pins_gpus = request.gpus == 0 or gpus_per(self._context, "task") > 0
-        self.host, self.bind_host, self.port = driver_address(self._context)
+        self.pins_gpus = request.gpus == 0 or gpus_per(self._cluster, "task") > 0
+        self.host, self.bind_host, self.port = self._cluster.address()
         if self.port and request.at_once:
             self.port = free_port(self.bind_host, self.port)
 
     def start(self, size: int, ticket: Ticket) -> None:
-        from pyspark import InheritableThread
-
         running.add(self._stage)
         schema = None if self._data is None else self._data.schema()
-        with_nvml = gpus_per(self._context, "task") > 0
+        with_nvml = gpus_per(self._cluster, "task") > 0
         ring = size if self._barrier else 0
-        order = MemberTask(archive(with_nvml), ticket, self._environment, self._gpus, ring, schema)
+        archive = self._cluster.archive(with_nvml=with_nvml)
+        order = MemberTask(archive, ticket, self._environment, self._gpus, ring, schema)
         task = task_for(run_member, order)
-        self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
+        self._thread = self._cluster.thread(self._run, "sparkring-stage", size, task)
         self._thread.start()
 
     def _run(self, size: int, task: Task) -> None:
         try:
-            self._context.setJobGroup(self._stage.group, f"sparkring: {self._stage.title}", interruptOnCancel=True)
+            self._cluster.begin_group(self._stage.group, self._stage.title)
             if self._data is None:
-                stage: Any = stage_of(self._context, size, task, barrier=self._barrier)
+                values = self._cluster.collect(size, task, barrier=self._barrier)
             else:
-                with executed_by_this_python(self._context):
+                with self._cluster.own_python():
                     stage = self._data.stage(size, task)
-            unreached = next((value for value in stage.collect() if isinstance(value, str)), "")
+                values = stage.collect()
+            unreached = next((value for value in values if isinstance(value, str)), "")
             if unreached:
-                self._error = LaunchError(f"{unreached} {MAKE_REACHABLE}")
+                self._error = LaunchError(f"{unreached} {self._cluster.reachable_by}")
         except Exception as error:  # problem() reports it, whatever it is
             self._error = error
             if lacking_package(str(error)):
-                self._python = executors_python(self._context)
+                self._python = executors_python(self._cluster)
         finally:
             self._ended = True
 
@@ -142,7 +132,7 @@ class SparkLauncher(Launcher):
             return MemberLost(line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
         if "ConnectionError: sparkring: " in text:
             unreached = line_with(text, "ConnectionError: sparkring: ").partition("sparkring: ")[2]
-            return LaunchError(f"{unreached} {MAKE_REACHABLE}")
+            return LaunchError(f"{unreached} {self._cluster.reachable_by}")
         if self._data is not None and "SPARK-24820" in text:
             return LaunchError(
                 f"`{self._data.name}` comes from a union, a coalesce or another narrow transformation, which "
@@ -161,10 +151,11 @@ class SparkLauncher(Launcher):
         The slots are counted because Spark does not report that it has lost an executor: the stage just waits.
         """
         now = time.monotonic()
-        if self._data is not None or not self._barrier or now < self._count_at:
+        waits = self._data is None and self._barrier and self._cluster.shows_stages
+        if not waits or now < self._count_at:
             return None
         self._count_at = now + COUNT_EVERY_S
-        total = _ask(lambda: slots(self._context).total, self._size)
+        total = _ask(self._cluster.total_slots, self._size)
         if total >= self._size:
             return None
         return SlotsError(f"Spark has {total} task slots left for {self._size} ranks: an executor was lost.")
@@ -174,11 +165,13 @@ class SparkLauncher(Launcher):
             gpus_in_use.hold(self, gpus.find(",".join(addresses)))
 
     def waits_for(self) -> str:
-        found = _ask(lambda: slots(self._context, apart_from=self._stage.ids()), None)
+        found = _ask(lambda: slots(self._cluster, apart_from=self._stage.ids()), None)
         if found is None:
             return "Spark does not say what its slots are used for"
         if not found.total:
             return "Spark has no executors"
+        if not found.shows_use:
+            return "Spark Connect does not say what Spark's slots are used for"
         if not found.busy or found.free >= self._size:
             first = f"computes what `{self._data.name}` depends on, and then starts" if self._data else "is starting"
             return f"Spark {first} the tasks"
@@ -191,10 +184,10 @@ class SparkLauncher(Launcher):
 
     def warning(self) -> str:
         """Return a warning if a Spark job of the user has begun to wait for slots that the gang holds; otherwise ''."""
-        found = None if self._ended else _ask(lambda: slots(self._context), None)
+        found = None if self._ended or not self._cluster.shows_stages else _ask(lambda: slots(self._cluster), None)
         if found is None:
             return ""
-        behind: dict[int, str] = {} if found.free else _ask(lambda: waiting(self._context, self._stage.ids()), {})
+        behind: dict[int, str] = {} if found.free else _ask(lambda: waiting(self._cluster, self._stage.ids()), {})
         # A stage that has just been submitted runs no tasks yet, so it looks like a waiting stage. Therefore a stage
         # counts only if the previous call also found it waiting.
         starving, self._starving = set(behind) & self._starving - self._warned_of, set(behind)
@@ -218,7 +211,7 @@ class SparkLauncher(Launcher):
             self._thread.join(grace_s)
         deadline = time.monotonic() + CANCEL_S
         while self._thread.is_alive() and time.monotonic() < deadline:
-            _ask(lambda: self._context.cancelJobGroup(self._stage.group), None)  # misses a job that has not begun
+            _ask(lambda: self._cluster.cancel(self._stage.group), None)  # misses a job that has not begun
             self._thread.join(CANCEL_AGAIN_S)
 
 
@@ -228,16 +221,6 @@ def _ask(question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         return question()
     except Exception:  # py4j raises various errors if the session has been stopped
         return otherwise
-
-
-def driver_address(context: SparkContext) -> tuple[str, str, int]:
-    """Return the host at which executors reach the driver, the address to listen on, and the port (0: any free one)."""
-    setting = context.getConf().get
-    local = context.master.startswith("local")
-    host = LOOPBACK if local else str(setting("spark.driver.host", LOOPBACK))
-    bind_host = LOOPBACK if local else str(setting("spark.driver.bindAddress", host))
-    # Spark writes IPv6 addresses in brackets.
-    return host.strip("[]"), bind_host.strip("[]"), int(setting(PORT_SETTING, "0") or 0)
 
 
 def free_port(host: str, first: int) -> int:

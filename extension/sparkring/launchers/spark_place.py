@@ -15,13 +15,13 @@ class SparkTasks(Place):
     name, title = "spark", "Spark"
 
     def launcher(self, request: LaunchRequest, say: Callable[[str], None], *, patient: bool = True) -> Launcher:
-        from sparkring.cluster.session import find_session
+        from sparkring.cluster.session import find_cluster
         from sparkring.launchers.spark import SparkLauncher
 
         if request.data is not None:
-            return SparkLauncher(request.data.session(), request, say if patient else None)
-        session = find_session(request.size * max(1, request.at_once), say, here=request.here)
-        return SparkLauncher(session, request, say if patient else None)
+            return SparkLauncher(request.data.cluster(), request, say if patient else None)
+        cluster = find_cluster(request.size * max(1, request.at_once), say, here=request.here)
+        return SparkLauncher(cluster, request, say if patient else None)
 
     def room(self, request: LaunchRequest) -> int:
         from sparkring.cluster.slots import current_slots
@@ -43,16 +43,16 @@ class SparkTasks(Place):
         return ItemRoom(hosts, slots.total / hosts / request.size)
 
     def gpus_of_a_rank(self, size: int, say: Callable[[str], None]) -> float:
-        from sparkring.cluster.session import find_session
+        from sparkring.cluster.session import find_cluster
         from sparkring.cluster.slots import gpus_per
 
-        return gpus_per(find_session(size, say).sparkContext, "task")
+        return gpus_per(find_cluster(size, say), "task")
 
     def every_slot(self) -> int:
-        from sparkring.cluster.session import find_session
+        from sparkring.cluster.session import find_cluster
         from sparkring.cluster.slots import slots
 
-        all_slots = slots(find_session(0, print).sparkContext)
+        all_slots = slots(find_cluster(0, print))
         if all_slots.total == 0:
             raise SlotsError(f"-n 0 uses every task slot, but there are none ({all_slots.master}): add executors.")
         return all_slots.total
@@ -61,17 +61,15 @@ class SparkTasks(Place):
         spark = "Spark (n > 0)"
         if importlib.util.find_spec("pyspark") is None:
             return [(spark, "", "", "pyspark is not installed: `pip install 'sparkring[spark]'`")]
-        from sparkring.cluster.session import only_connect
+        from sparkring.cluster.session import uses_connect
         from sparkring.cluster.slots import current_slots
 
-        connect = only_connect()
-        if connect:
-            return [(spark, "", "", connect)]
         slots = current_slots()
         if slots is None:
-            return [(spark, "", "", "no SparkSession; -n 2 starts a local one")]
-        hosts = ", ".join(sorted(set(slots.hosts)))
-        details = f"{slots.master} on {hosts}" + "".join(f"; {holder}" for holder in slots.holders)
+            none = "no session of Spark Connect" if uses_connect() else "no SparkSession; -n 2 starts a local one"
+            return [(spark, "", "", none)]
+        hosts = f" on {', '.join(sorted(set(slots.hosts)))}" if slots.hosts else ""
+        details = f"{slots.master}{hosts}" + "".join(f"; {holder}" for holder in slots.holders)
         if slots.gpus_per_task:
             details += f"; GPUs: {slots.gpus_per_task:g} per task, {slots.gpus_per_executor:g} per executor"
-        return [(spark, str(slots.total), str(slots.busy), details)]
+        return [(spark, str(slots.total), str(slots.busy) if slots.shows_use else "?", details)]

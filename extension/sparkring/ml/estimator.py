@@ -15,6 +15,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkring.capture.calls import name_of
 from sparkring.capture.content import Contents, digest
+from sparkring.cluster.session import cluster_of
 from sparkring.cluster.slots import slots
 from sparkring.engine.run import warm_gang
 from sparkring.engine.run.api import run_spec
@@ -33,8 +34,9 @@ from sparkring.runtime.storage import Location, locate
 from sparkring.worker.model.predictors import is_keras
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame
+
+    from sparkring.cluster.base import Cluster
 
 
 class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # type: ignore[misc]
@@ -88,10 +90,10 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
         self.check_columns(dataset)
         rows = rows_of(dataset, self, reshaping(self.value("feature_cols"), self.value("input_shapes")))
         specs = {name: rows.train.spec[name] for name in self.value("feature_cols")}
-        trained = self._trained(rows, dataset.sparkSession.sparkContext)
+        trained = self._trained(rows, cluster_of(dataset.sparkSession))
         return self.result()._of(self, self.value("model"), trained, specs)
 
-    def _trained(self, rows: FitRows, context: SparkContext) -> TrainedModel:
+    def _trained(self, rows: FitRows, cluster: Cluster) -> TrainedModel:
         np, checkpoint_dir = self.value("num_proc"), self.value("checkpoint_dir")
         parameters = _described({param.name: self.getOrDefault(param) for param in self.params})
         code = f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in parameters.items())}).fit(df)"
@@ -103,7 +105,7 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
                 tell(f"checkpoints of this fit: {directory}")
             gang = None if directory else stack.enter_context(_warm_gang(np))
             if gang is None and not place_of(np).here:
-                stack.enter_context(_room(np, context))
+                stack.enter_context(_room(np, cluster))
             options = Options(
                 np=np,
                 gpus=None if self.value("use_gpu") else 0,
@@ -279,14 +281,14 @@ def _warm_gang(np: int) -> Iterator[WarmGang | None]:
 
 
 @contextlib.contextmanager
-def _room(np: int, context: SparkContext) -> Iterator[None]:
+def _room(np: int, cluster: Cluster) -> Iterator[None]:
     """Wait until Spark has slots for `np` ranks besides those of other fits. A barrier stage would not wait for long.
 
     If Spark has fewer than `np` slots in all, wait only until no other fit is using slots. The launch then raises an
     error.
     """
     global _slots_in_use
-    total = slots(context).total
+    total = slots(cluster).total
     with _changed:
         _changed.wait_for(lambda: not _slots_in_use or _slots_in_use + np <= total)
         _slots_in_use += np

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from pyspark.sql import functions
 
 from sparkring.data.dataset import null_counts
-from sparkring.data.frames import for_arrays, name_of, quoted, session_of, version_of
+from sparkring.data.frames import cluster_behind, for_arrays, name_of, quoted, version_of
 from sparkring.data.materialise import Copy, Form, in_form
 from sparkring.data.shards import Shards, shards
 from sparkring.errors import DataError
@@ -47,7 +47,7 @@ def rows_of(frame: DataFrame, fitting: Fitting, transform: Transform | None) -> 
 
     Raise DataError if there are too few rows for the ranks, or if a column has nulls.
     """
-    session_of(frame)
+    cluster_behind(frame)
     names, validation = _names(fitting), fitting.value("validation")
     if frame.isStreaming:
         raise DataError("the DataFrame is a stream: fit() needs a DataFrame whose rows do not change.")

@@ -20,6 +20,8 @@ import numpy as np
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 
 from sparkring.checkpointing.store import checkpoints
+from sparkring.cluster.connect import is_connect
+from sparkring.cluster.session import cluster_of
 from sparkring.data.layout import Spec
 from sparkring.errors import CheckpointError
 from sparkring.ml import torch
@@ -27,7 +29,7 @@ from sparkring.runtime.kernel import tell
 from sparkring.worker.model import predictors
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from sparkring.cluster.base import Cluster
 
 _FILES, _WEIGHTS, _CODE = "files", "weights", "code.pickle"
 
@@ -52,8 +54,8 @@ class ModelWriter(DefaultParamsWriter):  # type: ignore[misc]
                 "history": fitted.history,
                 "inputs": {name: [list(spec.shape), spec.dtype.str] for name, spec in fitted._specs.items()},
             }
-            DefaultParamsWriter.saveMetadata(fitted, path, self.sc, extra)
-            _copy(self.sc, _local(folder), f"{path}/{_FILES}")
+            DefaultParamsWriter.saveMetadata(fitted, path, _spark(self), extra)
+            cluster_of(self.sparkSession).copy_folder(_local(folder), f"{path}/{_FILES}")
 
     def _maker(self, model: Any) -> Any:
         """Return what the reader needs to make a model for the weights: a function, or a module without weights."""
@@ -77,7 +79,7 @@ class ModelReader(DefaultParamsReader):  # type: ignore[misc]
         fitted, metadata = _with_params(self, path)
         fitted._history = metadata["history"]
         fitted._specs = {name: Spec(tuple(shape), np.dtype(kind)) for name, (shape, kind) in metadata["inputs"].items()}
-        with _files(self.sc, path) as folder:
+        with _files(cluster_of(self.sparkSession), path) as folder:
             store, made = checkpoints(f"{folder}/{_WEIGHTS}"), metadata["made"]
             if made is not None:
                 fitted._given = pkgutil.resolve_name(made) if made else pickle.loads((folder / _CODE).read_bytes())
@@ -109,9 +111,9 @@ class EstimatorWriter(DefaultParamsWriter):  # type: ignore[misc]
                 "imported": {name: import_path for name, import_path in named.items() if import_path},
                 "pickled": bool(rest),
             }
-            DefaultParamsWriter.saveMetadata(self.instance, path, self.sc, extra, plain)
+            DefaultParamsWriter.saveMetadata(self.instance, path, _spark(self), extra, plain)
             if rest:
-                _copy(self.sc, _local(folder), f"{path}/{_FILES}")
+                cluster_of(self.sparkSession).copy_folder(_local(folder), f"{path}/{_FILES}")
 
 
 class EstimatorReader(DefaultParamsReader):  # type: ignore[misc]
@@ -124,18 +126,23 @@ class EstimatorReader(DefaultParamsReader):  # type: ignore[misc]
             **{name: pkgutil.resolve_name(import_path) for name, import_path in metadata["imported"].items()}
         )
         if metadata["pickled"]:
-            with _files(self.sc, path) as folder:
+            with _files(cluster_of(self.sparkSession), path) as folder:
                 estimator._set(**pickle.loads((folder / _CODE).read_bytes()))
         return estimator
 
 
 def _with_params(reader: Any, path: str) -> tuple[Any, dict[str, Any]]:
     """Return a new object of the reader's class with the parameters that were saved at `path`, and the metadata."""
-    metadata = DefaultParamsReader.loadMetadata(path, reader.sc)
+    metadata = DefaultParamsReader.loadMetadata(path, _spark(reader))
     made = reader.cls()
     made._resetUid(metadata["uid"])
     DefaultParamsReader.getAndSetParams(made, metadata)
     return made, metadata
+
+
+def _spark(access: Any) -> Any:
+    """Return what pyspark uses for metadata: a SparkContext or, with Spark Connect, a session."""
+    return access.sparkSession if is_connect(access.sparkSession) else access.sc
 
 
 # ── Code ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -174,19 +181,11 @@ def _is_plain(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _files(context: SparkContext, path: str) -> Iterator[Path]:
+def _files(cluster: Cluster, path: str) -> Iterator[Path]:
     """Yield a local folder with the files that were saved at `path`, without pyspark's metadata."""
     with tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
-        _copy(context, f"{path}/{_FILES}", _local(f"{folder}/{_FILES}"))
+        cluster.copy_folder(f"{path}/{_FILES}", _local(f"{folder}/{_FILES}"))
         yield Path(folder, _FILES)
-
-
-def _copy(context: SparkContext, source: str, target: str) -> None:
-    """Copy a folder with Hadoop, so that the files are in the same file system as the metadata that pyspark writes."""
-    jvm: Any = context._jvm
-    hadoop, settings = jvm.org.apache.hadoop.fs, context._jsc.hadoopConfiguration()
-    one, other = hadoop.Path(source), hadoop.Path(target)
-    hadoop.FileUtil.copy(one.getFileSystem(settings), one, other.getFileSystem(settings), other, False, settings)
 
 
 def _local(path: str) -> str:

@@ -33,7 +33,7 @@ class MemberTask(NamedTuple):
     `gpus` is a number, only the first `gpus` of them.
     """
 
-    archive: bytes
+    archive: Any
     ticket: Ticket
     environment: Mapping[str, str]
     gpus: int | None

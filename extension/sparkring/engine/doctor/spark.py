@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkring.capture.versions import MODULES, minor, package_names, versions
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.python import SET_PYTHON, executors_python, wrong_python
-from sparkring.cluster.session import active_context, find_java, is_stopped, java_version, only_connect
+from sparkring.cluster.session import active_cluster, find_java, uses_connect
 from sparkring.cluster.slots import Say, Slots, Stage, dynamic_allocation, running, slots
 from sparkring.cluster.survey import Directory, Questions, TaskReport, survey
 from sparkring.engine.doctor.listener import DriverListener
@@ -22,10 +22,9 @@ from sparkring.errors import LaunchError
 from sparkring.executor.orders import MAKE_REACHABLE, PORT_SETTING
 from sparkring.history.describe import counted, duration, named, span
 from sparkring.history.findings import Finding, note, ok, problem
-from sparkring.launchers.spark import driver_address
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from sparkring.cluster.base import Cluster
 
 JOB_LIMIT_S = 30.0
 CLOCKS_APART_S = 2.0
@@ -55,17 +54,24 @@ def check(trial: Trial | None, say: Say) -> Checked:
     """Check the active SparkSession, if there is one. `trial` is the driver's file in the directory for checkpoints."""
     if importlib.util.find_spec("pyspark") is None:
         return Checked((ok("session", "pyspark is not installed; -n 2 needs it: `pip install 'sparkring[spark]'`"),))
-    if connect := only_connect():
-        return Checked((note("session", connect),))
-    context = active_context()
-    if context is None:
+    cluster = active_cluster()
+    if cluster is None and uses_connect():
+        return Checked((note("session", "no session of Spark Connect"),))
+    if cluster is None:
         return Checked((ok("session", "no SparkSession; -n 2 starts a local one"), *_java()))
-    if is_stopped(context):
+    if _has_ended(cluster):
         advice = "Make a new one with SparkSession.builder.getOrCreate(), or restart the kernel."
         return Checked(
             (problem("session", "the SparkSession has been stopped, or its Java process has ended", advice),)
         )
-    return _active(context, trial, say)
+    return _active(cluster, trial, say)
+
+
+def _has_ended(cluster: Cluster) -> bool:
+    try:
+        return cluster.is_stopped()
+    except Exception:  # py4j raises various errors if the Java process has ended
+        return True
 
 
 def _java() -> list[Finding]:
@@ -76,15 +82,15 @@ def _java() -> list[Finding]:
     return [ok("Java", f"a new session uses {home}" if home else "a new session uses this machine's Java")]
 
 
-def _active(context: SparkContext, trial: Trial | None, say: Say) -> Checked:
-    capacity = with_gangs(slots(context), [stage for stage in list(running) if stage.context is context])
-    findings = [session(capacity, dynamic=dynamic_allocation(context))]
+def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
+    capacity = with_gangs(slots(cluster), [stage for stage in list(running) if stage.cluster == cluster])
+    findings = [session(capacity, dynamic=dynamic_allocation(cluster))]
     tasks = capacity.free
     if not tasks:
         holders = "; ".join(capacity.holders) or "there are no executors"
         advice = "Wait for the jobs, or stop the gang (%gang stop), and run %doctor again."
         return Checked((*findings, note("executors", f"not checked, because no task slot is free ({holders})", advice)))
-    host, bind_host, port = driver_address(context)
+    host, bind_host, port = cluster.address()
     with contextlib.ExitStack() as stack:
         try:
             listener = stack.enter_context(DriverListener(bind_host, port))
@@ -100,15 +106,15 @@ def _active(context: SparkContext, trial: Trial | None, say: Say) -> Checked:
             directory = Directory(path, location.local, trial.file.path.rpartition("/")[2], trial.content)
         questions = Questions(address, token, packages, directory)
         try:
-            reports = survey(context, tasks, questions, say, JOB_LIMIT_S)
+            reports = survey(cluster, tasks, questions, say, JOB_LIMIT_S)
         except TimeoutError as error:
             advice = "Do the executors start? Spark's UI and log say what the job waits for."
             return Checked((*findings, problem("executors", str(error), advice)))
         except Exception as error:  # Spark and py4j raise various errors
-            return Checked((*findings, job_failed(str(error), lambda: executors_python(context))))
+            return Checked((*findings, job_failed(str(error), lambda: executors_python(cluster))))
     here = DriverFacts(
         platform.python_version(),
-        java_version(context),
+        cluster.java_version(),
         dict(versions()),
         frozenset(module for module in MODULES if module in sys.modules),
     )
@@ -258,6 +264,8 @@ def _package(module: str, mine: str, version: str, reports: Sequence[TaskReport]
 
 def _java_of(executors: Sequence[TaskReport], here: DriverFacts, who: str) -> Finding:
     groups = _by(executors, lambda report: report.java or "unknown")
+    if not here.java:  # the driver is not on this machine
+        return ok("Java", "; ".join(f"{_hosts(reports)}: Java {java}" for java, reports in groups.items()))
     if set(groups) <= {here.java, "unknown"}:
         return ok("Java", f"{who}: Java {here.java}, as here" if here.java in groups else f"here: Java {here.java}")
     odd = [f"{_hosts(reports)}: Java {java}" for java, reports in groups.items() if java != here.java]

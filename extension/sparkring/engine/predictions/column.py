@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType, StructType
 
+    from sparkring.cluster.base import Cluster
+
 IDLE_S = 300.0  # how long a process keeps the model while no task is using it
 _THREADS = "OMP_NUM_THREADS"
 
@@ -41,7 +43,7 @@ class Returned(NamedTuple):
 
 
 def scoring_udf(
-    session: SparkSession,
+    cluster: Cluster,
     settings: Mapping[str, Any],
     kind: DataType,
     types: bytes | None,
@@ -60,10 +62,9 @@ def scoring_udf(
     import pandas
     from pyspark.sql.functions import pandas_udf
 
-    context = session.sparkContext
-    model = context.broadcast(packed_scorer(settings, with_nvml=gpus_per(context, "task") > 0))
-    threads = context.getConf().get(f"spark.executorEnv.{_THREADS}")
-    here = context.master.startswith("local")
+    model = cluster.shared(packed_scorer(settings, with_nvml=gpus_per(cluster, "task") > 0))
+    threads = cluster.setting(f"spark.executorEnv.{_THREADS}")
+    here = cluster.is_local
     process = ModelOrder(
         key=secrets.token_hex(8),
         token=secrets.token_hex(32),

@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.jobs import interruptibly
-from sparkring.cluster.python import executed_by_this_python
 from sparkring.data.columns import is_object
-from sparkring.data.frames import check_names, for_array, for_arrays, quoted, session_of
+from sparkring.data.frames import check_names, cluster_behind, for_array, for_arrays, quoted
 from sparkring.engine.predictions.column import IDLE_S, Returned, arrow_types, returned, scoring_udf, spark_types
 from sparkring.engine.predictions.queries import watch
 from sparkring.engine.predictions.settings import PROBED_ROWS, Settings
@@ -31,20 +30,21 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
+    from sparkring.cluster.base import Cluster
+
 
 def predict_frame(data: DataFrame, settings: Settings, *, idle_s: float = IDLE_S) -> DataFrame:
     """Return a DataFrame with the predictions of a model as one or more new columns.
 
     Raises DataError, OptionsError, CheckpointError or CaptureError.
     """
-    if type(data).__module__.startswith("pyspark.sql.connect."):
-        raise DataError("predict() needs a classic SparkSession, but the DataFrame belongs to a Spark Connect session.")
     if settings.refresh_s is not None and not data.isStreaming:
         raise OptionsError(
             "refresh_s=… is only for streaming DataFrames: leave it out. For another DataFrame, predict() uses the "
             "checkpoint that it finds when it is called."
         )
-    session = session_of(data)
+    cluster = cluster_behind(data)
+    session = cluster.session
     used = _used(data, settings.used)
     types = _types(used, session)
     inputs, source, kinds = settings.described("the DataFrame"), settings.source(), settings.kinds()
@@ -58,7 +58,7 @@ def predict_frame(data: DataFrame, settings: Settings, *, idle_s: float = IDLE_S
             )
     probe = None
     files = files_of(data, settings.used, types)
-    rows = _first_rows(used, types, files, session) if settings.probe and not data.isStreaming else None
+    rows = _first_rows(used, types, files, cluster) if settings.probe and not data.isStreaming else None
     if rows is not None:
         probe = settings.probed(source, inputs, rows)
     if probe is not None:
@@ -77,12 +77,12 @@ def predict_frame(data: DataFrame, settings: Settings, *, idle_s: float = IDLE_S
     settings.check_new(result.outputs, data.columns, "the DataFrame")
     sent = types if files is None else pa.schema([("row", pa.int64())])
     scorer = settings.scorer(source, inputs, result.outputs, files=files, small=probe is not None and probe.small)
-    title, code = _described(data, files, settings, source, rows)
-    report = watch(session, title, code)
+    title, code = _described(cluster, data, files, settings, source, rows)
+    report = watch(cluster, title, code)
     types_sent = sent.serialize().to_pybytes()
     follows = settings.refresh_s is not None
-    udf = scoring_udf(session, scorer, result.kind, types_sent, idle_s=idle_s, report=report, follows=follows)
-    with executed_by_this_python(session.sparkContext):
+    udf = scoring_udf(cluster, scorer, result.kind, types_sent, idle_s=idle_s, report=report, follows=follows)
+    with cluster.own_python():
         if files is None:
             return _with(data, udf(*_columns(data, types, settings.fill or {})), result)
         # Spark would evaluate a single argument when it sends the rows, and keep the name of the file with each
@@ -148,7 +148,7 @@ def _types(used: DataFrame, session: SparkSession) -> pa.Schema:
     return types
 
 
-def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session: SparkSession) -> pa.RecordBatch | None:
+def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, cluster: Cluster) -> pa.RecordBatch | None:
     """Return the first rows that the model would get, or None if the DataFrame is empty.
 
     If it is certain that the DataFrame has all rows of its files, this process reads the rows without a Spark job.
@@ -156,7 +156,7 @@ def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session:
     if files is not None and not files.filtered and (batch := files.first_rows(PROBED_ROWS)) is not None:
         return batch
     try:
-        rows = interruptibly(session.sparkContext, "the first rows for predict()", lambda: used.take(PROBED_ROWS), tell)
+        rows = interruptibly(cluster, "the first rows for predict()", lambda: used.take(PROBED_ROWS), tell)
     except KeyboardInterrupt:
         raise interrupted("") from None
     except (OverflowError, ValueError) as error:
@@ -173,7 +173,12 @@ def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, session:
 
 
 def _described(
-    data: DataFrame, files: Files | None, settings: Settings, source: ModelSource, rows: pa.RecordBatch | None
+    cluster: Cluster,
+    data: DataFrame,
+    files: Files | None,
+    settings: Settings,
+    source: ModelSource,
+    rows: pa.RecordBatch | None,
 ) -> tuple[str, str]:
     """Return a title and code for the records of queries. The code is a call of predict() with comments."""
     if files is not None:
@@ -182,7 +187,7 @@ def _described(
         about = f"{counted(len(paths), 'file')} in {name}"
     else:
         name = "a DataFrame"
-        about = str(data._jdf.queryExecution().analyzed().toString()).partition("\n")[0]
+        about = cluster.describe(data)
     probed = (
         f"\n# The model has scored the first {counted(len(rows), 'row')} in the notebook." if rows is not None else ""
     )

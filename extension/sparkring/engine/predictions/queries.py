@@ -33,14 +33,14 @@ from sparkring.engine.run.view import background_view
 from sparkring.errors import LaunchError
 from sparkring.history import describe, events, run_store
 from sparkring.history.record import QUICK_S
-from sparkring.launchers.spark import driver_address, free_port
+from sparkring.launchers.spark import free_port
 from sparkring.runtime.kernel import tell
 from sparkring.wire.channel import ChannelClosed, Connection, Listener
 from sparkring.wire.messages import Failure, GpuUsed, ModelUsed, TaskScored
 from sparkring.worker.model.reporter import EVERY_S
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from sparkring.cluster.base import Cluster, StageStatus
 
 _MOST = 1_000  # how many model processes can be connected at once
 _LOOK_EVERY_S = 0.25
@@ -50,7 +50,7 @@ _LAST_REPORT_S = EVERY_S + 0.5  # after the end of a streaming query, the last r
 class _Column(NamedTuple):
     """A column of predictions. `title` and `code` are for the records of the queries that use the column."""
 
-    session: SparkSession
+    cluster: Cluster
     title: str
     code: str
 
@@ -92,7 +92,7 @@ class _Query:
     """A query that is recorded and shown. Its tasks use one column, in one or more stages."""
 
     def __init__(self, column: _Column, *, warm: bool) -> None:
-        self._context = column.session.sparkContext
+        self._cluster = column.cluster
         self._last = time.time()
         self._at_once = self._slots()
         self._holders: list[_Partition | None] = [None] * self._at_once
@@ -170,7 +170,7 @@ class _Query:
         if task.stage not in self._first_item:
             info = self._stage(task.stage)
             self._first_item[task.stage] = self._items
-            self._items += task.partition + 1 if info is None else info.numTasks
+            self._items += task.partition + 1 if info is None else info.tasks
             self._events.append(events.ItemsPlanned(self._last, self._at_once, total=self._items))
         place = task.stage, task.partition
         if place not in self._partitions:
@@ -245,13 +245,13 @@ class _Query:
         if any(partition.state == "running" for partition in self._partitions.values()):
             return True
         with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
-            return not self._first_item.keys().isdisjoint(self._context.statusTracker().getActiveStageIds())
+            return not self._first_item.keys().isdisjoint(self._cluster.active_stages())
         return False
 
     def end(self) -> None:
         """Close the record. A task whose connection was closed counts as finished if its stage is complete."""
         infos = {stage: self._stage(stage) for stage in self._first_item}
-        complete = {stage: not info or info.numCompletedTasks >= info.numTasks for stage, info in infos.items()}
+        complete = {stage: not info or info.completed >= info.tasks for stage, info in infos.items()}
         for (stage, _), partition in self._partitions.items():
             if partition.is_over:
                 continue
@@ -301,15 +301,15 @@ class _Query:
             f"slowest: {slowest.name} ({describe.duration(slowest.seconds)})" if slowest else "",
         )
 
-    def _stage(self, stage: int) -> Any:
+    def _stage(self, stage: int) -> StageStatus | None:
         """Return Spark's information about a stage, or None if there is none."""
         with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
-            return self._context.statusTracker().getStageInfo(stage)
+            return self._cluster.stage(stage)
         return None
 
     def _slots(self) -> int:
         with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
-            return max(1, slots(self._context).total)
+            return max(1, slots(self._cluster).total)
         return 1
 
 
@@ -334,7 +334,7 @@ class _Watch:
 
     def order(self, column: _Column) -> dict[str, Any] | None:
         """Return what a column's model processes need in order to report, or None if this process cannot listen."""
-        host, bind_host, port = driver_address(column.session.sparkContext)
+        host, bind_host, port = column.cluster.address()
         with self._changing:
             try:
                 if bind_host not in self._listeners:
@@ -407,7 +407,7 @@ class _Watch:
     def _is_running(self, column: str, stream: str) -> bool:
         """Return whether Spark is running a streaming query."""
         with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
-            return any(query.id == stream for query in self._columns[column].session.streams.active)
+            return any(query.id == stream for query in self._columns[column].cluster.session.streams.active)
         return False
 
     def _end_stream(self, column: str, query: _Query) -> None:
@@ -445,14 +445,14 @@ class _Watch:
 _watch: _Watch | None = None
 
 
-def watch(session: SparkSession, title: str, code: str) -> dict[str, Any] | None:
+def watch(cluster: Cluster, title: str, code: str) -> dict[str, Any] | None:
     """Record and show the queries of a new column. Return what its model processes need in order to report.
 
     Return None if this process cannot listen. The queries are then not shown.
     """
     global _watch
     _watch = _watch or _Watch()
-    return _watch.order(_Column(session, title, code))
+    return _watch.order(_Column(cluster, title, code))
 
 
 @atexit.register

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkring.cluster.session import find_session
+from sparkring.cluster.session import find_cluster
 from sparkring.engine.predictions.column import IDLE_S, returned, scoring_udf
 from sparkring.engine.predictions.queries import watch
 from sparkring.errors import DataError, OptionsError
@@ -74,7 +74,8 @@ def predict_udf(
     """
     if batch_size < 1:
         raise OptionsError(f"batch_size={batch_size!r}: expected the number of rows in a batch, at least 1.")
-    session = find_session(1, tell, here=False)
+    cluster = find_cluster(1, tell, here=False)
+    session = cluster.session
     single = returned({"prediction": return_type}, session, struct=False)
     if single.kind.typeName() == "struct":
         fields = {field.name: field.dataType for field in single.kind.fields}
@@ -89,8 +90,8 @@ def predict_udf(
         "on_error": "raise",
     }
     call = f"{model.label}, return_type={single.kind.simpleString()!r}, batch_size={batch_size}"
-    report = watch(session, f"predict_udf with {model.label}", f"sparkring.predict_udf({call})")
-    return scoring_udf(session, settings, single.kind, None, idle_s=idle_s, report=report)
+    report = watch(cluster, f"predict_udf with {model.label}", f"sparkring.predict_udf({call})")
+    return scoring_udf(cluster, settings, single.kind, None, idle_s=idle_s, report=report)
 
 
 def _arguments(columns: dict[str, Any], expected: int, shapes: Sequence[list[int] | None] | None) -> list[Any]:

@@ -81,12 +81,12 @@ def spark(slots: int = 2) -> SparkSession:
     """Return the notebook's SparkSession or, if there is none, start one on this machine with at least `slots` slots.
 
     A slot runs one task at a time. A new session needs Java. If no other Java installation is found, the one installed
-    with pip is used. Raises LaunchError if there is no Java, if the session has been stopped, or if there is only a
-    Spark Connect session.
+    with pip is used. Raises LaunchError if there is no Java, if the session has been stopped, or if Spark Connect
+    cannot be reached.
     """
-    from sparkring.cluster.session import find_session
+    from sparkring.cluster.session import find_cluster
 
-    return find_session(slots, tell, here=False)
+    return find_cluster(slots, tell, here=False).session
 
 
 class HorovodRunner:

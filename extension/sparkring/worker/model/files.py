@@ -25,11 +25,6 @@ from sparkring.runtime.storage import locate
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_SPARK = "org.apache.spark.sql."
-_PLANS = {f"{_SPARK}catalyst.plans.logical.{name}" for name in ("Project", "Filter", "SubqueryAlias")}
-_RELATION = f"{_SPARK}execution.datasources.LogicalRelation"
-_LISTED = f"{_SPARK}execution.datasources.InMemoryFileIndex"
-_PARQUET = f"{_SPARK}execution.datasources.parquet.ParquetFileFormat"
 _MOST_FILES = 10_000  # the names of all files are sent to each machine
 _ROW_BITS = 31  # the bits of an integer that hold the number of the row; the other bits stand for the file
 _READ_BYTES = 8 << 20  # about how many bytes are decoded at once
@@ -192,42 +187,25 @@ def row_numbers() -> Column:
 def _files_of(data: DataFrame, names: Sequence[str], types: pa.Schema) -> Files | None:
     if data.isStreaming or not all(_is_sure(field.type) for field in types):
         return None
-    # select() makes a new DataFrame, because Spark remembers what was in the cache when `data` was first used.
-    execution, conf = data.select("*")._jdf.queryExecution(), data.sparkSession.conf
-    if "InMemoryRelation" in execution.withCachedData().toString():
-        return None  # the cached rows may be older than the files
-    plan = leaf = execution.analyzed()
-    filtered = False
-    while (name := leaf.getClass().getName()) in _PLANS:
-        filtered = filtered or name.endswith("Filter")
-        leaf = leaf.children().apply(0)
-    if name != _RELATION:
+    from sparkring.cluster.session import cluster_of
+
+    conf = data.sparkSession.conf
+    if conf.get("spark.sql.parquet.fieldId.read.enabled", "false") == "true":
         return None
-    relation = leaf.relation()
-    if (relation.fileFormat().getClass().getName(), relation.location().getClass().getName()) != (_PARQUET, _LISTED):
+    stored = cluster_of(data.sparkSession).parquet_files(data, list(names))
+    if stored is None or not 0 < len(stored.paths) <= _MOST_FILES:
         return None
-    folders = {str(name).lower() for name in relation.partitionSchema().fieldNames()}
-    stored = leaf.outputSet()
-    taken = {name.lower() for name in (*data.columns, *relation.dataSchema().fieldNames(), *folders)}
-    if "_metadata" in taken or conf.get("spark.sql.parquet.fieldId.read.enabled", "false") == "true":
-        return None
-    for name in names:
-        column = plan.output().apply(data.columns.index(name))
-        computed = not stored.contains(column) or name.lower() in folders
-        if computed or "EXISTS_DEFAULT" in column.metadata().json():
-            return None
-    spelled = list(relation.location().inputFiles())
-    if not 0 < len(spelled) <= _MOST_FILES or not all(path.startswith(("file:", "dbfs:")) for path in spelled):
+    if not all(path.startswith(("file:", "dbfs:")) for path in stored.paths):
         return None
     paths: dict[int, str] = {}
-    for path in spelled:
+    for path in stored.paths:
         plain = unquote(path)
         for written in {path, plain, path.replace(":///", ":/"), plain.replace(":///", ":/")}:
             if paths.setdefault(zlib.crc32(written.encode()), plain) != plain:
                 return None
     data.select(row_numbers())  # this raises an error if Spark does not number the rows of this DataFrame
     exact = conf.get("spark.sql.caseSensitive", "false") == "true"
-    files = Files(paths, types, exact, filtered or bool(folders))
+    files = Files(paths, types, exact, stored.filtered)
     _OpenFile(next(iter(paths.values())), files)  # this raises an error if this process cannot read the file
     return files
 

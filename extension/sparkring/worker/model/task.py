@@ -52,8 +52,8 @@ class _Ended(Exception):
 class Scoring(NamedTuple):
     """How the rows of a task are scored. Tasks without a GPU of their own are spread over the GPUs in `spread_over`.
 
-    `model` is a broadcast variable with sparkring's archive and the packed model. `types` is the Arrow schema of the
-    columns, serialized; if it is None, the types are inferred from the values.
+    `model` is a broadcast variable, or an Artifact, with sparkring's archive and the packed model. `types` is the Arrow
+    schema of the columns, serialized; if it is None, the types are inferred from the values.
     """
 
     process: ModelOrder
@@ -430,7 +430,7 @@ class _OfPartition(Process):
                 self._about = {TASK: json.dumps(place).encode()}
 
     def _model_file(self) -> str:
-        path: str | None = getattr(self._model, "_path", None)
+        path: str | None = getattr(self._model, "path", None) or getattr(self._model, "_path", None)
         if path is None or not os.path.exists(path):  # if Spark encrypts what it writes to disk, there is no file
             path = os.path.join(self._folder, "model")
             with open(path, "wb") as file:

@@ -1,0 +1,206 @@
+"""What sparkring asks of Spark. classic.py asks a classic session, connect.py a session of Spark Connect."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from sparkring.executor.orders import MAKE_REACHABLE
+from sparkring.executor.tasks import Task
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class StageStatus(NamedTuple):
+    """A stage that Spark knows: what Spark calls it, and how many tasks it has, is running and has completed."""
+
+    name: str
+    tasks: int
+    active: int
+    completed: int
+
+
+class Address(NamedTuple):
+    """How executors reach this process: at `host`. It listens on `bind_host`, at `port` or, if this is 0, at any."""
+
+    host: str
+    bind_host: str
+    port: int
+
+
+class Grouping(NamedTuple):
+    """The result of df.groupBy(…). `kind` is groupby, rollup, cube, pivot or the like.
+
+    `keys` has the number of the DataFrame's column for each key of groupby or, if the key is an expression, its text.
+    """
+
+    kind: str
+    keys: list[int | str]
+
+
+class ParquetFiles(NamedTuple):
+    """The Parquet files that a DataFrame reads, as Spark spells them. `filtered` says whether it lacks some rows."""
+
+    paths: list[str]
+    filtered: bool
+
+
+class Cluster(ABC):
+    """The Spark application of a session. Two of them are equal if they stand for the same application.
+
+    Methods that are not abstract return what is right if Spark does not say more.
+    """
+
+    session: SparkSession
+    calls_back: ClassVar[bool] = True  # whether foreachBatch() can call functions of this process
+    reachable_by: ClassVar[str] = MAKE_REACHABLE  # advice for executors that cannot reach this process
+
+    # ── The session ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    @abstractmethod
+    def master(self) -> str:
+        """Spark's master, such as local[4] or spark://…; '' if it is not known."""
+
+    @property
+    def title(self) -> str:
+        """What messages call the cluster."""
+        return self.master
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the executors are on the driver's machine."""
+        return self.master.startswith("local")
+
+    @property
+    def is_driver_alone(self) -> bool:
+        """Whether the driver itself runs the tasks."""
+        return re.match(r"local(\[|$)", self.master) is not None
+
+    @abstractmethod
+    def setting(self, name: str, default: str = "") -> str:
+        """Return a setting with which the session was made, or `default` if it was not set."""
+
+    @abstractmethod
+    def is_stopped(self) -> bool:
+        """Return whether the session has been stopped, or can no longer be reached."""
+
+    def java_version(self) -> str:
+        """Return the version of the driver's Java; '' if it is not known."""
+        return ""
+
+    @abstractmethod
+    def address(self) -> Address:
+        """Return how executors reach this process."""
+
+    # ── Slots ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def total_slots(self) -> int:
+        """Return how many tasks Spark can run at once. This runs no job."""
+
+    def hosts(self) -> list[str]:
+        """Return the driver's host and then that of each executor, or [] if they are not known."""
+        return []
+
+    def ages_s(self) -> tuple[float, float, float]:
+        """Return how many seconds ago the session was made, an executor was last added, and one was last lost.
+
+        Infinity stands for never, and for what is not known.
+        """
+        return float("inf"), float("inf"), float("inf")
+
+    # ── Stages ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    shows_stages: ClassVar[bool] = False  # whether the next three methods know what Spark is running
+
+    def stage_ids(self, group: str) -> set[int]:
+        """Return the ids of the stages of a group's jobs, including the stages that they depend on."""
+        return set()
+
+    def active_stages(self) -> list[int]:
+        """Return the ids of the stages that Spark has begun, or that are ready to begin."""
+        return []
+
+    def stage(self, number: int) -> StageStatus | None:
+        """Return the state of the stage with this id, or None if it is not known."""
+        return None
+
+    # ── Jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> threading.Thread:
+        """Return a thread that may start Spark jobs and has not been started."""
+        return threading.Thread(target=target, args=arguments, name=name, daemon=True)
+
+    @abstractmethod
+    def begin_group(self, group: str, what: str) -> None:
+        """Put the jobs that this thread starts from now on into a group. Where it can, Spark shows `what` for them."""
+
+    @abstractmethod
+    def cancel(self, group: str) -> None:
+        """End the running jobs of a group. This misses a job that has not begun."""
+
+    @abstractmethod
+    def collect(self, size: int, task: Task, *, barrier: bool = False) -> list[Any]:
+        """Run a stage of `size` tasks, and return what they yield. Each calls task(rows), with rows of no meaning.
+
+        The tasks of a barrier stage start together. Local executors run this kernel's Python.
+        """
+
+    @property
+    @abstractmethod
+    def python(self) -> str:
+        """The Python that executors are configured to run."""
+
+    def own_python(self) -> contextlib.AbstractContextManager[None]:
+        """Within this context, DataFrames and stages are made whose local executors run this kernel's Python."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    def shared(self, value: tuple[Any, ...]) -> Any:
+        """Send a large value to the executors once. Its attribute `value` is the value there."""
+
+    @abstractmethod
+    def archive(self, *, with_nvml: bool) -> Any:
+        """Return the archive of sparkring's code as a task gets it: for unpacked()."""
+
+    # ── DataFrames ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def partitions(self, frame: DataFrame) -> int:
+        """Return the number of partitions. To find this number, Spark may have to run all stages but the last."""
+
+    @abstractmethod
+    def grouping(self, grouped: Any, frame: DataFrame) -> Grouping:
+        """Return by what `frame` is grouped. Raise Spark's own error if it cannot be."""
+
+    @abstractmethod
+    def proleptic(self, frame: DataFrame) -> DataFrame:
+        """Return the same rows, for which Spark writes dates before 1582-10-15 to Parquet as they are."""
+
+    def describe(self, frame: DataFrame) -> str:
+        """Return a line about what computes a DataFrame."""
+        return str(frame)
+
+    def plan_facts(self, frame: DataFrame) -> list[str]:
+        """Return everything that determines the rows, in a fixed order, or [] if it is not known."""
+        return []
+
+    def parquet_files(self, frame: DataFrame, names: list[str]) -> ParquetFiles | None:
+        """Return the files that store these columns as they are in the DataFrame, or None if it is not known."""
+        return None
+
+    def unknown_column(self, frame: DataFrame) -> tuple[str, str] | None:
+        """Return the name and Spark's type of a column whose type pyspark does not know, or None."""
+        return None
+
+    # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def copy_folder(self, source: str, target: str) -> None:
+        """Copy a folder. Both are paths for Spark, or file:// for this machine."""

@@ -1,0 +1,214 @@
+"""Asks a session of Spark Connect, which has no SparkContext, and may be without Java on this machine.
+
+Spark Connect does not say what Spark is running. So the slots in use, and the progress of stages, are not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import secrets
+import socket
+import sys
+import tempfile
+import threading
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkring.cluster.base import Address, Cluster, Grouping
+from sparkring.errors import DataError, LaunchError
+from sparkring.executor.archive import archive
+from sparkring.executor.artifacts import Artifact
+from sparkring.executor.orders import HOST_SETTING, PORT_SETTING
+from sparkring.executor.tasks import Task, in_arrow
+from sparkring.runtime.storage import locate
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# How long the server may take to answer a question that needs no job, and to cancel jobs.
+_ANSWERS_S, _CANCELS_S = 30.0, 5.0
+# Each of these settings replaces the number of slots as the number of partitions of a range.
+_PARALLELISM = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
+
+# The archive of sparkring's code in each session that has been sent it, with pynvml and without.
+_archives: weakref.WeakKeyDictionary[Any, dict[bool, Artifact]] = weakref.WeakKeyDictionary()
+_sending = threading.Lock()
+
+
+def active_session() -> SparkSession | None:
+    """Return the notebook's session of Spark Connect, which may have been stopped; None if there is none."""
+    module = sys.modules.get("pyspark.sql.connect.session")
+    if module is None:
+        return None
+    try:
+        session: SparkSession = module.SparkSession.active()
+    except Exception:  # there is no session, or pyspark 3.4 cannot tell
+        return None
+    return session
+
+
+def _returns(ask: Callable[[], Any], limit_s: float) -> bool:
+    """Return whether ask() returns within `limit_s`. pyspark retries for minutes if the server does not answer."""
+    answered = threading.Event()
+
+    def run() -> None:
+        with contextlib.suppress(Exception):  # pyspark and grpc have several classes for this error
+            ask()
+            answered.set()
+
+    thread = threading.Thread(target=run, name="sparkring-connect", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return answered.is_set()
+
+
+def is_connect(session: Any) -> bool:
+    """Return whether a session belongs to Spark Connect."""
+    return any(base.__module__.startswith("pyspark.sql.connect.") for base in type(session).__mro__)
+
+
+@dataclass(frozen=True)
+class Connect(Cluster):
+    """The Spark application behind a session of Spark Connect."""
+
+    session: SparkSession
+
+    calls_back = False
+    reachable_by = (
+        f"Set {HOST_SETTING} to an address of this machine that they can reach, or {PORT_SETTING} to a port that the "
+        f'firewall lets through, as in spark.conf.set("{PORT_SETTING}", 40123).'
+    )
+
+    @property
+    def master(self) -> str:
+        return self.setting("spark.master")
+
+    @property
+    def title(self) -> str:
+        return " ".join(filter(None, [self.master, f"through Spark Connect at {self._server}"]))
+
+    @property
+    def _server(self) -> str:
+        return str(self.session.client.host)
+
+    def setting(self, name: str, default: str = "") -> str:
+        value = self.session.conf.get(name, None)  # Spark would refuse '' as the value of a setting with a type
+        return default if value is None else str(value)
+
+    def is_stopped(self) -> bool:
+        return bool(self.session.is_stopped) or not _returns(lambda: self.session.version, _ANSWERS_S)
+
+    def address(self) -> Address:
+        """This machine's address on the way to the server, beside which the executors usually are."""
+        family, *_, server = socket.getaddrinfo(self._server, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(server)  # sends nothing
+            host = str(probe.getsockname()[0])
+        return Address(self.setting(HOST_SETTING, host), host, int(self.setting(PORT_SETTING) or 0))
+
+    def total_slots(self) -> int:
+        if cores := re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", self.master):
+            return int(cores[1])
+        for name in _PARALLELISM:
+            if value := self.setting(name):
+                raise LaunchError(
+                    f"Spark Connect does not say how many task slots there are, because {name}={value} is set: start "
+                    "Spark without this setting."
+                )
+        plan = str(self.session.sql(f"EXPLAIN SELECT * FROM range({1 << 40})").collect()[0][0])
+        if (splits := re.search(r"splits=(?:Some\()?(\d+)", plan)) is None:
+            raise LaunchError("Spark Connect does not say how many task slots there are: this Spark's plans lack it.")
+        return int(splits[1])
+
+    # ── Jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin_group(self, group: str, what: str) -> None:
+        self.session.addTag(group)
+
+    def cancel(self, group: str) -> None:
+        _returns(lambda: self.session.interruptTag(group), _CANCELS_S)
+
+    def collect(self, size: int, task: Task, *, barrier: bool = False) -> list[Any]:
+        rows = self.session.range(0, size, 1, size).mapInArrow(in_arrow(task), "value binary", barrier=barrier)
+        return [pickle.loads(row[0]) for row in rows.collect()]
+
+    @property
+    def python(self) -> str:
+        return "a Python of their own"
+
+    def shared(self, value: tuple[Any, ...]) -> Artifact:
+        """A plan may have 128 MB, but an artifact is sent in pieces."""
+        name = f"sparkring-{secrets.token_hex(8)}.pickle"
+        with tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
+            path = os.path.join(folder, name)
+            with open(path, "wb") as file:
+                pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
+            self.session.addArtifacts(path, file=True)
+        return Artifact(name)
+
+    def archive(self, *, with_nvml: bool) -> Artifact:
+        with _sending:
+            sent = _archives.setdefault(self.session, {})
+            if with_nvml not in sent:
+                sent[with_nvml] = self.shared((zlib.compress(archive(with_nvml)),))
+            return sent[with_nvml]
+
+    # ── DataFrames ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def partitions(self, frame: DataFrame) -> int:
+        """Return the number of partitions, which Spark Connect does not say: a job computes them."""
+
+        def one(batches: Iterable[Any]) -> Iterator[Any]:
+            import pyarrow
+
+            for _ in batches:
+                pass
+            yield pyarrow.RecordBatch.from_pydict({"partition": pyarrow.array([0], pyarrow.int32())})
+
+        # mapInArrow() looks columns up by name, which fails if a name has a dot or if two columns have the same name.
+        return int(frame.toDF(*map(str, range(len(frame.columns)))).mapInArrow(one, "partition int").count())
+
+    def grouping(self, grouped: Any, frame: DataFrame) -> Grouping:
+        kind = str(grouped._group_type)  # there is no public way to this, nor to the keys
+        if kind != "groupby":
+            return Grouping(kind, [])
+        grouped.count().schema  # noqa: B018 - this raises Spark's error if there is no such column
+        exact = self.setting("spark.sql.caseSensitive") == "true"
+        fold: Callable[[str], str] = str if exact else str.lower
+        numbers = {fold(name): number for number, name in enumerate(frame.columns)}
+        keys: list[int | str] = []
+        for column in grouped._grouping_cols:
+            expression = column._expr
+            name = str(getattr(expression, "_unparsed_identifier", ""))
+            if quoted := re.fullmatch("`((?:[^`]|``)+)`", name):
+                name = quoted[1].replace("``", "`")
+            elif "." in name:  # a field of a struct
+                name = ""
+            keys.append(numbers.get(fold(name), str(expression)))
+        return Grouping(kind, keys)
+
+    def proleptic(self, frame: DataFrame) -> DataFrame:
+        name = "spark.sql.parquet.datetimeRebaseModeInWrite"
+        if self.setting(name) == "LEGACY":
+            raise DataError(f"with {name}=LEGACY, Spark writes other dates than those before 1582-10-15: unset it.")
+        return frame
+
+    # ── Files ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def copy_folder(self, source: str, target: str) -> None:
+        one, other = locate(source), locate(target)
+        for folder in (one, locate(target.rpartition("/")[0])):  # Spark has written to one of them
+            if not folder.fs.exists(folder.path):
+                raise DataError(
+                    f"{folder.written} is not on this machine: use a path that this machine and Spark's share."
+                )
+        for path in one.fs.find(one.path):
+            name = path.removeprefix(one.path).lstrip("/")
+            other.fs.makedirs((other / name).path.rpartition("/")[0], exist_ok=True)
+            other.fs.pipe_file((other / name).path, one.fs.cat_file(path))

@@ -1,0 +1,246 @@
+"""Everything that runs on Spark Connect, on a server of its own. The notebook is a process without a SparkContext."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import psutil
+import pytest
+from waiting import until
+
+pytestmark = pytest.mark.slow
+
+# Each function returns a value for the test, or raises one of sparkring's errors, which the test gets as text.
+TRIED = """
+import json, os
+import sparkring
+from pyspark.sql import functions as F
+from sparkring.errors import SparkringError
+
+answers = {}
+def attempt(function):
+    try:
+        answers[function.__name__] = function()
+    except SparkringError as error:
+        answers[function.__name__] = f"{type(error).__name__}: {error}"
+
+def ring(source, np, framework="plain", namespace=None, **options):
+    code = chr(10) + textwrap.dedent(source).strip()
+    work = Cell(code, namespace or {})
+    return run_spec(RunSpec(work, Options(np=np, **options), framework, "test", "%%" + framework + code), View()).values
+
+os.environ["SPARKRING_CACHE"] = os.path.abspath("cache")
+rows = session.range(90).select("id", (F.col("id") * 0.5).alias("x"), (F.col("id") % 3).alias("k"))
+"""
+END = """
+print("ANSWERS", json.dumps(answers))
+"""
+RINGS = '''
+@attempt
+def torch():
+    return ring("""
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.ones(1) * (rank + 1)
+        dist.all_reduce(total)
+        float(total)
+    """, 2, "torch")
+
+@attempt
+def barrier():
+    return ring("(context.partitionId(), context.allGather(str(rank)), list(rows))", 2, "barrier")
+
+@attempt
+def partitions_of_a_frame():
+    return ring("sum(row.id for row in rows)", 0, "barrier", {"rows_of": rows.repartition(3)}, data="rows_of")
+
+@attempt
+def other_partitions_of_a_frame():
+    return sum(ring("sum(row.id for row in rows)", 2, "barrier", {"rows_of": rows}, data="rows_of"))
+
+@attempt
+def an_error():
+    return ring("x = 1\\nif rank == 1:\\n    1 / 0", 2)
+
+@attempt
+def a_killed_rank():
+    return ring("import os, time\\nif rank == 1:\\n    os.kill(os.getpid(), 9)\\ntime.sleep(1000)", 2)
+
+@attempt
+def a_time_limit():
+    return ring("import time\\ntime.sleep(1000)", 2, timeout_s=3)
+
+@attempt
+def too_few_slots():
+    return ring("rank", 9)
+
+@attempt
+def slots():
+    from sparkring.launchers import slots_table
+    return slots_table()[-1]
+
+@attempt
+def a_warm_gang():
+    from sparkring.engine.run import warm_gang
+    from sparkring.engine.run.options import GangOptions
+    warm_gang.start(GangOptions(2, "plain", 60.0, ()), print, print)
+    gang = warm_gang.find(2, print)
+    values = []
+    for source in ("kept = rank + 1", "kept * 10"):
+        spec = RunSpec(Cell(chr(10) + source, {}), Options(np=2), "plain", "test", source, gang)
+        values = run_spec(spec, View()).values
+    warm_gang.stop()
+    return values
+
+@attempt
+def jobs_afterwards():
+    return rows.count()
+'''
+FRAMES = """
+import numpy
+
+@attempt
+def items():
+    return list(sparkring.foreach(lambda item: item * 2, [1, 2, 3], np=2).values)
+
+@attempt
+def groups():
+    pairs = sparkring.foreach(lambda pair: (pair[0], len(pair[1]), float(pair[1]["x"].sum())), rows.groupBy("K"), np=2)
+    return list(pairs.values)
+
+@attempt
+def groups_of_an_expression():
+    return list(sparkring.foreach(len, rows.groupBy(F.col("k") + 1), np=2).values)
+
+@attempt
+def groups_of_no_column():
+    return list(sparkring.foreach(len, rows.groupBy("nothing"), np=2).values)
+
+@attempt
+def groups_of_rollup():
+    return list(sparkring.foreach(len, rows.rollup("k"), np=2).values)
+
+@attempt
+def partitions():
+    return [part.rows for part in sparkring.partitions(rows.repartition(5, F.lit(1)))]
+
+@attempt
+def shards():
+    return ring("sum(float(batch['x'].sum()) for batch in data)", 2, namespace={"data": sparkring.shards(rows, 10)})
+
+@attempt
+def predict():
+    scored = sparkring.predict(rows, lambda x: 2 * x + 1, inputs=["x"])
+    return [list(row)[-1] for row in scored.orderBy("id").limit(3).collect()]
+
+@attempt
+def predict_udf():
+    score = sparkring.predict_udf(lambda: lambda ids: ids * 3.0, return_type="float", batch_size=100)
+    return sorted(row[0] for row in session.range(3).select(score("id")).collect())
+
+@attempt
+def an_estimator():
+    import torch
+    from sparkring.ml import TorchEstimator, TorchModel
+
+    estimator = TorchEstimator(
+        np=-2, model=lambda: torch.nn.Linear(1, 1), optimizer=lambda p: torch.optim.SGD(p, 0.01), epochs=1,
+        loss="mse_loss", feature_cols=["x"], label_cols=["x"], batch_size=10, input_shapes=[[-1, 1]],
+    )
+    saved, fitted = map(os.path.abspath, ("estimator", "fitted"))
+    estimator.save(saved)
+    model = TorchEstimator.load(saved).fit(rows)
+    before = [row.x__output for row in model.transform(rows).orderBy("id").limit(2).collect()]
+    model.save(fitted)
+    after = [row.x__output for row in TorchModel.load(fitted).transform(rows).orderBy("id").limit(2).collect()]
+    return [len(before), before == after]
+
+@attempt
+def stream():
+    from sparkring.data.spark_streams import check_stream
+    return check_stream(session.readStream.format("rate").load(), "clicks")
+
+@attempt
+def doctor():
+    from sparkring.engine.doctor.spark import check
+    return sorted({finding.level for finding in check(None, print).findings})
+"""
+
+
+@pytest.fixture
+def attempts(connected: Any) -> Any:
+    """Runs functions in a notebook on Spark Connect, and returns their answers by name."""
+
+    def run(functions: str) -> dict[str, Any]:
+        text = connected(TRIED + functions + END).wait()
+        line = next((line for line in text.splitlines() if line.startswith("ANSWERS ")), None)
+        assert line is not None, text
+        return json.loads(line.removeprefix("ANSWERS "))  # type: ignore[no-any-return]
+
+    return run
+
+
+def test_rings(attempts):
+    """Ranks run in tasks of a barrier stage, and end as they do elsewhere."""
+    answers = attempts(RINGS)
+    assert answers.pop("torch") == [3.0, 3.0]
+    assert answers.pop("barrier") == [[0, ["0", "1"], []], [1, ["0", "1"], []]]
+    thirds = answers.pop("partitions_of_a_frame")
+    assert (len(thirds), sum(thirds)) == (3, 4005)
+    assert answers.pop("other_partitions_of_a_frame") == 4005
+    error = answers.pop("an_error")
+    assert error.startswith("RunFailed: rank 1 on ")
+    assert "ZeroDivisionError: division by zero" in error
+    assert "→ 4      1 / 0" in error
+    assert "killed by SIGKILL" in answers.pop("a_killed_rank")
+    assert answers.pop("a_time_limit").startswith("RunTimeout: the time limit of 3 s passed")
+    assert answers.pop("too_few_slots").startswith(
+        "SlotsError: needs 9 task slots, but there are 4 in all, some of them perhaps busy with other sessions' jobs "
+        "(local[4] through Spark Connect at 127.0.0.1). Use -n 4"
+    )
+    assert answers.pop("slots") == ["Spark (n > 0)", "4", "?", "local[4] through Spark Connect at 127.0.0.1"]
+    assert answers.pop("a_warm_gang") == [10, 20]
+    assert answers == {"jobs_afterwards": 90}
+
+
+def test_frames(attempts):
+    """Items, shards and predictions work with DataFrames of Spark Connect. What does not work is refused."""
+    answers = attempts(FRAMES)
+    assert answers.pop("items") == [2, 4, 6]
+    assert answers.pop("groups") == [[0, 30, 652.5], [1, 30, 667.5], [2, 30, 682.5]]
+    assert "groupBy() groups by an expression, " in answers.pop("groups_of_an_expression")
+    assert "`nothing` cannot be resolved" in answers.pop("groups_of_no_column")
+    assert answers.pop("groups_of_rollup").startswith("DataError: the groups of rollup() are not items")
+    assert sorted(answers.pop("partitions")) == [0, 0, 0, 0, 90]
+    assert sum(answers.pop("shards")) == 2002.5
+    assert answers.pop("predict") == [1.0, 2.0, 3.0]
+    assert answers.pop("predict_udf") == [0.0, 3.0, 6.0]
+    assert answers.pop("an_estimator") == [2, True]
+    assert answers.pop("stream").startswith("DataError: `clicks` belongs to Spark Connect, whose foreachBatch()")
+    assert answers == {"doctor": ["ok"]}
+
+
+def test_an_interrupt(connected):
+    """Stop ends the ranks, and the session is still usable."""
+    driver = connected("""
+try:
+    run("import os, time\\nprint('up', os.getpid(), flush=True)\\ntime.sleep(1000)", 2)
+except KeyboardInterrupt as error:
+    print("KeyboardInterrupt:", error)
+print("counted", session.range(7).count())
+""")
+    pids = [int(driver.until_said(rf"^\[{rank}\] up (\d+)$")[1]) for rank in (0, 1)]
+    driver.process.send_signal(signal.SIGINT)
+    text = driver.wait()
+    assert "KeyboardInterrupt: sparkring: interrupted, 2 ranks ended" in text
+    assert "counted 7" in text
+    until(lambda: not any(map(psutil.pid_exists, pids)), "the ranks have ended")
+
+
+def test_a_killed_notebook_leaves_no_ranks(connected):
+    driver = connected('run("import os, time\\nprint(os.getpid(), flush=True)\\ntime.sleep(1000)", 2)')
+    pids = [int(driver.until_said(rf"^\[{rank}\] (\d+)$")[1]) for rank in (0, 1)]
+    driver.process.kill()
+    until(lambda: not any(map(psutil.pid_exists, pids)), "the ranks have ended")
