@@ -108,4 +108,4 @@ def _shape(kind: type) -> tuple[Any, ...]:
 
 def _functions_of(value: Any) -> list[types.FunctionType]:
     inside = [value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel"))]
-    return [each for each in inside if isinstance(each, types.FunctionType)]
+    return [function for function in inside if isinstance(function, types.FunctionType)]
