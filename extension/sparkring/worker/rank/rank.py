@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture.notebook_state import RankState
 from sparkring.compat import petastorm_warnings
@@ -59,6 +59,46 @@ FLUSH_EVERY_S = 0.1
 _FSDP = "torch.distributed.fsdp"
 
 
+class RankPlace(NamedTuple):
+    """What a rank gets to know when it enters the world: its address, and its share of the cores."""
+
+    address: str
+    threads: str
+
+
+class CurrentRequest:
+    """The request that a rank is running. The thread that receives messages reads it, too."""
+
+    def __init__(self, order: messages.Run) -> None:
+        self.order = order
+        self.began = time.monotonic()
+        self.code_runs = False  # whether the request's code is running, and not what comes before or after it
+        self.called: object = None  # the function that the request calls
+        self.loaded = False  # whether all values that were sent with the request have been loaded
+        self.interrupt_waits = False  # whether an interrupt is waiting for an import to finish
+        self.item_ends = False  # whether the driver has asked to end the item, for example to prune a trial
+
+
+class MainModule:
+    """A new `__main__` for cells and unpickled values. Its `namespace` keeps what the requests set."""
+
+    def __init__(self) -> None:
+        self.namespace = _fresh_main()
+        self.cells = 0  # how many cells have run in it
+        self._names_told: set[str] = set()
+
+    def bind(self, **values: object) -> None:
+        """Bind names that the driver knows of."""
+        self.namespace.update(values)
+        self._names_told = set(self.namespace)
+
+    def changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names that are new since the last call, and those that are gone."""
+        names = set(map(str, self.namespace))  # a cell can put keys that are not strings into its globals()
+        before, self._names_told = self._names_told, names
+        return tuple(names - before), tuple(before - names)
+
+
 class Rank:
     """Runs one request after another, and reports how each has ended.
 
@@ -75,30 +115,22 @@ class Rank:
         # the import of a framework takes.
         gc.set_threshold(5_000, 10, 10)
         self.orders: queue.SimpleQueue[QueuedOrder] = queue.SimpleQueue()
-        self.address = ""
-        self.threads = "1"  # the share of the cores, from enter()
+        self.place: RankPlace | None = None
         self.environment: dict[str, str] = {}  # set by the member for all requests; overrides the notebook's variables
         self.notebook = RankState()
-        self.cells = 0
-        self.began = 0.0  # when the request began
-        self.ended = 0.0  # when the code of the previous request ended, in seconds since the epoch
+        self.ended: float | None = None  # when the code of the previous request ended, in seconds since the epoch
         self.own_modules = OwnModules()
         self.sent_modules: SentModules | None = None
         self.preloads = preloads.Preloads()
         self.work: ItemWork | None = None  # if the rank belongs to a pool: what it runs for each item
         self.stream: BatchWork | None = None  # if a stream uses the rank: what it runs for each micro-batch
+        self.current: CurrentRequest | None = None
         self.stack_fd = stack_fd
         signal.signal(signal.SIGINT, _pass_over)
         streams.open_streams()
         stacks.install(stack_fd)
         shell.find_python_first()
-        self.namespace = _fresh_main()
-        self.request: messages.Run | None = None  # the request whose code is running
-        self.called: object = None  # the function that the request calls
-        self.names_told: set[str] = set()
-        self.loaded = False  # whether all values that were sent with this request have been loaded
-        self.interrupt_waits = False  # whether an interrupt is waiting for an import to finish
-        self.item_ends = False  # whether the driver has asked to end the item, for example to prune a trial
+        self.main = MainModule()
         report.connect(self.tell)
         displays.connect(self.tell)
         stdin.connect(self.tell, lambda: stdin.IN_ITEM if self.work is not None else "")
@@ -113,7 +145,7 @@ class Rank:
         if os.getpid() == self.pid:
             with held_back():  # after an interrupt in the middle of a message, no other message could be sent
                 self.home.send(message)
-            if self.item_ends and isinstance(message, messages.Metrics):
+            if self.current is not None and self.current.item_ends and isinstance(message, messages.Metrics):
                 raise KeyboardInterrupt  # again, since some libraries, such as scikit-learn, catch the first one
 
     def listen(self) -> None:
@@ -126,9 +158,10 @@ class Rank:
             readable, _, _ = select.select([self.home], [], [], FLUSH_EVERY_S)
             with flushing:
                 streams.flush()
-            if (request := self.request) is not None:
-                self.tell_if_alone(exchange.early, request)
-            if self.interrupt_waits:
+            current = self.current
+            if current is not None and current.code_runs:
+                self.tell_if_alone(exchange.early, current)
+            if current is not None and current.interrupt_waits:
                 signal.pthread_kill(main_thread, signal.SIGINT)  # interrupt() checks again whether to wait
             if not readable:
                 continue
@@ -149,7 +182,8 @@ class Rank:
         elif isinstance(order, messages.Answer):
             stdin.take(order)
         elif isinstance(order, messages.EndItem):
-            self.item_ends = True
+            if self.current is not None:
+                self.current.item_ends = True
             signal.pthread_kill(main_thread, signal.SIGINT)
         else:
             self.orders.put(order)
@@ -164,6 +198,7 @@ class Rank:
                     self.take_work(order)
                 case messages.Run():
                     self.run(order)
+                    self.current = None
                     stacks.install(self.stack_fd)  # the request may have replaced the handler
                 case messages.EnterWorld():
                     self.enter(order)
@@ -186,31 +221,29 @@ class Rank:
         if isinstance(order.what, messages.StreamCode):
             from sparkring.worker.rank.batches import BatchWork
 
-            self.cells += 1
-            self.stream = BatchWork(order, order.what, self.namespace, self.cells)
+            self.main.cells += 1
+            self.stream = BatchWork(order, order.what, self.main.namespace, self.main.cells)
         else:
             from sparkring.worker.rank.items import ItemWork
 
-            self.work = ItemWork(order, order.what, self.namespace, stacks.cell_name(1))
+            self.work = ItemWork(order, order.what, self.main.namespace, stacks.cell_name(1))
 
     def enter(self, order: messages.EnterWorld) -> None:
-        place = order.world
-        world.enter(place)
-        self.address = order.address
+        own = order.world
+        world.enter(own)
         os.environ.update(order.environment)
         # By default, each rank would start a thread for each core, and the ranks would slow each other down.
-        self.threads = str(process.fair_share(place.local_size))
-        os.environ.setdefault("OMP_NUM_THREADS", self.threads)
-        self.namespace.update(rank=place.rank, size=place.size, local_rank=place.local_rank)
-        self.names_told = set(self.namespace)
+        self.place = RankPlace(order.address, threads=str(process.fair_share(own.local_size)))
+        os.environ.setdefault("OMP_NUM_THREADS", self.place.threads)
+        self.main.bind(rank=own.rank, size=own.size, local_rank=own.local_rank)
         from sparkring.compat import sparkdl
 
         sparkdl.install()
 
-    def tell_if_alone(self, check: exchange.Check, request: messages.Run) -> None:
+    def tell_if_alone(self, check: exchange.Check, current: CurrentRequest) -> None:
         """Tell the driver if `check` finds that the rank trains without the other ranks."""
         try:
-            report = check(request, self.namespace, self.called)
+            report = check(current.order, self.main.namespace, current.called)
         except Exception:  # the check reads the user's objects, and must not fail the run
             return
         if report is not None:
@@ -218,48 +251,47 @@ class Rank:
 
     def run(self, request: messages.Run) -> None:
         """Run one request and report how it ended. sys.exit() with a code other than 0 counts as a failure."""
-        self.began = time.monotonic()
-        self.loaded = self.item_ends = False
-        self.called = None
+        current = self.current = CurrentRequest(request)
         exchange.begin()
         code: object = request.what
         if isinstance(code, messages.NextItem) and self.work is not None:
-            number = self.cells = 1  # all items run the same cell
-            request = self.work.order.completed(request)
+            number = self.main.cells = 1  # all items run the same cell
+            request = current.order = self.work.order.completed(request)
         elif isinstance(code, messages.NextBatch) and self.stream is not None:
             number = self.stream.cell  # all batches run the same cell, too, but other cells may run between two batches
-            request, code = self.stream.order.completed(request), self.stream.code
+            request = current.order = self.stream.order.completed(request)
+            code = self.stream.code
         else:
-            number = self.cells = self.cells + 1
+            number = self.main.cells = self.main.cells + 1
         try:
             self.prepare(request)
             try:
                 # Set the handler for each request, since the previous cell may have set a handler of its own.
                 signal.signal(signal.SIGINT, self.interrupt)
                 try:
-                    self.request = request
-                    value = self.compute(request)
+                    current.code_runs = True
+                    value = self.compute(current)
                 except SystemExit as end:
                     if exit_code(end) != 0:
                         raise
                     value = None
                 finally:
-                    self.request = None
+                    current.code_runs = False
                     self.ended = time.time()
                     self.notebook.leave_run()
                 displays.finish()
                 _finish_checkpoints()
             finally:
                 signal.signal(signal.SIGINT, _pass_over)
-                self.interrupt_waits = False
+                current.interrupt_waits = False
             if os.getpid() != self.pid:
                 _leave_forked_child(0)
-            self.tell_if_alone(exchange.alone, request)
+            self.tell_if_alone(exchange.alone, current)
             if (rows := exchange.same_rows()) and world.world().rank == 0:
                 _print(f"sparkring: {rows}\n")
-            self.report_value(value, request)
+            self.report_value(value, current)
         except BaseException as error:  # whatever ends the user's code is the outcome, and is reported
-            was_ended = self.item_ends  # read this first, since the driver may end the item at any time
+            was_ended = current.item_ends  # read this first, since the driver may end the item at any time
             signal.signal(signal.SIGINT, _pass_over)  # again: an interrupt may have prevented the same call above
             if os.getpid() != self.pid:
                 if isinstance(error, SystemExit):
@@ -273,7 +305,7 @@ class Rank:
                 # If another rank's exit has caused the failure, one line is enough: the other rank's traceback matters.
                 _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             streams.flush()
-            self.tell(messages.Failed(failure, self.news()))
+            self.tell(messages.Failed(failure, self.news(current)))
 
     def interrupt(self, number: int, frame: types.FrameType | None) -> None:
         """Handle SIGINT while the user's code is running.
@@ -283,8 +315,10 @@ class Rank:
         again. Each interrupt that waits is reported to the driver, which gives up on the rank if the import takes too
         long.
         """
-        self.interrupt_waits = os.getpid() == self.pid and imports.under_way(frame)
-        if not self.interrupt_waits:
+        waits = os.getpid() == self.pid and imports.under_way(frame)
+        if self.current is not None:
+            self.current.interrupt_waits = waits
+        if not waits:
             raise KeyboardInterrupt
         self.tell(messages.Importing())
 
@@ -296,7 +330,8 @@ class Rank:
         self.notebook.apply(request.notebook)
         if self.sent_modules is not None:
             self.sent_modules.install()
-        os.environ.setdefault("OMP_NUM_THREADS", self.threads)  # again: the notebook may have set and deleted it
+        assert self.place is not None
+        os.environ.setdefault("OMP_NUM_THREADS", self.place.threads)  # again: the notebook may have set and deleted it
         os.environ.update({**request.environment, **self.environment})
         for name, value in request.defaults.items():
             os.environ.setdefault(name, value)
@@ -304,17 +339,16 @@ class Rank:
         displays.draw_figures()
         keras_hooks.report_fits(request.autolog)
         mlflow_autolog.turn_on(request.notebook.autologging)
-        if self.ended and self.work is None:
+        if self.ended is not None and self.work is None:
             for name in self.own_modules.reload_changed(self.ended):
                 _print(f"sparkring: the module `{name}` has changed, so this rank has loaded it again.\n")
 
-    def news(self) -> messages.RankNews:
+    def news(self, current: CurrentRequest) -> messages.RankNews:
         memory_bytes = 0 if self.work is None else self.work.end()
-        names = set(map(str, self.namespace))  # a cell can put keys that are not strings into its globals()
-        bound, gone = tuple(names - self.names_told), tuple(self.names_told - names)
-        self.names_told = names
-        port, seconds = free_port(self.address), time.monotonic() - self.began
-        return messages.RankNews(bound, self.loaded, port, memory_bytes, self.imported(), seconds, gone)
+        bound, gone = self.main.changes()
+        assert self.place is not None
+        port, seconds = free_port(self.place.address), time.monotonic() - current.began
+        return messages.RankNews(bound, current.loaded, port, memory_bytes, self.imported(), seconds, gone)
 
     def imported(self) -> tuple[str, ...] | None:
         """Return the frameworks that later ranks may import ahead of time; None if they must not."""
@@ -328,9 +362,10 @@ class Rank:
             )
         return None
 
-    def compute(self, request: messages.Run) -> Any:
+    def compute(self, current: CurrentRequest) -> Any:
         from sparkring.capture import packing
 
+        request, namespace = current.order, self.main.namespace
         payload, *buffers = request.parts
         match request.what:
             case messages.NextItem():
@@ -339,33 +374,33 @@ class Rank:
                     return self.work.compute(request, request.what)
                 from sparkring.worker.rank import usage  # not at the top, since most items are not measured
 
-                return usage.measured(self.work, request, request.what, self.namespace)
+                return usage.measured(self.work, request, request.what, namespace)
             case messages.NextBatch():
                 assert self.stream is not None
                 return self.stream.compute(request, request.what)
             case messages.FunctionCall():
                 function, kwargs = packing.unpack_call(payload, buffers)
-                self.loaded, self.called = True, function
+                current.loaded, current.called = True, function
                 return function(**kwargs)
-        packing.unpack_names(payload, self.namespace, buffers)
+        packing.unpack_names(payload, namespace, buffers)
         if request.barrier:
             from sparkring.worker.rank import barrier  # not at the top, since other cells do not need it
 
-            self.namespace.update(barrier.names(self.rows))
+            namespace.update(barrier.names(self.rows))
             self.rows = -1  # the rows can be read only once
-        self.loaded = True
-        shell.begin_cell(request.what.scripts, self.namespace)
-        return compile_cell(request.what.source, stacks.cell_name(self.cells)).run(self.namespace)
+        current.loaded = True
+        shell.begin_cell(request.what.scripts, namespace)
+        return compile_cell(request.what.source, stacks.cell_name(self.main.cells)).run(namespace)
 
-    def report_value(self, value: Any, request: messages.Run) -> None:
+    def report_value(self, value: Any, current: CurrentRequest) -> None:
         """Send the request's value, and the values of the names to pull, to the driver.
 
         Each value is packed separately, so if one value cannot be packed, the others are sent. Of that value, what can
         be packed is sent.
         """
-        pull = request.pull
-        missing = tuple(name for name in pull if name not in self.namespace and request.pulled)
-        wanted = {"": value, **{name: self.namespace[name] for name in pull if name in self.namespace}}
+        request, namespace = current.order, self.main.namespace
+        missing = tuple(name for name in request.pull if name not in namespace and request.pulled)
+        wanted = {"": value, **{name: namespace[name] for name in request.pull if name in namespace}}
         values: list[messages.PackedValue] = []
         parts: list[messages.Buffer] = []
         for name, item in wanted.items():
@@ -379,7 +414,9 @@ class Rank:
             values.append(packed)
             parts += pieces
         streams.flush()
-        self.home.send(messages.Done(tuple(values), missing, report.short_repr(value), self.news(), tuple(parts)))
+        self.home.send(
+            messages.Done(tuple(values), missing, report.short_repr(value), self.news(current), tuple(parts))
+        )
 
 
 def _packed(name: str, value: Any) -> tuple[messages.PackedValue, list[messages.Buffer]]:
