@@ -95,6 +95,7 @@ class Gang:
             where = f"{launcher.bind_host}:{launcher.port}"
             raise LaunchError(f"the driver cannot listen on {where}: {error.strerror or error}. {advice}") from error
         self._joining = Joining(time.monotonic(), [])
+        # The driver already listens, so a member can connect as soon as it runs.
         launcher.start(self.size, Ticket(-1, launcher.host, port, secret.hex(), sys.prefix))
 
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
@@ -145,6 +146,7 @@ class Gang:
             timeout_s = min(timeout_s, self.execution.decides_in_s)
         if not self._arrived:
             self._arrived.extend(self._inbox.take(0.0 if found else timeout_s))
+        # Stop between two executions: what follows belongs to the next, which begins with the next call.
         while self._arrived and not (self._ahead and self._over):
             found += self._take(self._arrived.popleft())
         return found + self._watch()
@@ -163,7 +165,7 @@ class Gang:
             self._inbox.close(self._take, self._end_members)
         finally:
             self._sender.close()
-            self._outbox.join()
+            self._outbox.join()  # last: a thread that is stuck in a send ends only when the connection is closed
 
     def _end_members(self) -> None:
         if not self.gone:
@@ -278,7 +280,7 @@ class Gang:
         """Give each member its rank, now that all have joined. If there is a request already, begin it."""
         execution = self.execution
         if execution is not None:
-            self._members.check_packages(execution.request.modules)
+            self._members.check_packages(execution.request.modules)  # submit() came before the members and their Hello
         by_node = execution is None or FRAMEWORKS[execution.request.framework].by_node
         for member, order in self._members.place(by_node=by_node, pins_gpus=self.launcher.pins_gpus).items():
             self._outbox.send(member, order)

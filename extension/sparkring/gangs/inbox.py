@@ -15,8 +15,10 @@ from typing import NamedTuple, get_args
 from sparkring.wire.channel import ChannelClosed, Connection, Listener, ProtocolError
 from sparkring.wire.messages import Hello, Report
 
+# A message may be large, so few are kept: a rank that prints faster than the driver can read soon has to wait.
 QUEUE_MESSAGES = 64
-# The number of unknown peers that may be connected in addition to all members of the gang.
+# The number of unknown peers that may be connected in addition to all members of the gang, such as port scanners. They
+# must not keep members from connecting.
 STRANGERS = 16
 _REPORTS = get_args(Report)
 
@@ -80,6 +82,7 @@ class Inbox:
         try:
             end_members()
         finally:
+            # First stop those who put messages into the queue: _END must be its last entry.
             self._closed.set()
             if self._listener is not None:
                 self._listener.close()
@@ -115,7 +118,7 @@ class Inbox:
     def _put(self, arrival: Arrival) -> None:
         while not self._closed.is_set():
             try:
-                self._queue.put(arrival, timeout=0.5)
+                self._queue.put(arrival, timeout=0.5)  # look now and then whether the gang has been closed
                 self._on_arrival()
                 return
             except queue.Full:

@@ -43,7 +43,7 @@ class Members:
 
     def admit(self, hello: Hello, connection: Connection) -> bool:
         """Return whether `connection` is the first one of a member; if so, keep it. Any thread may call this."""
-        with self._lock:
+        with self._lock:  # two connections with the same number may arrive at once
             if not 0 <= hello.member < self.size or hello.member in self.connections:
                 return False
             self.connections[hello.member] = connection

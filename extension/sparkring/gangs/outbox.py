@@ -74,7 +74,7 @@ class Outbox:
                     del self._waiting[member]
                     return
                 message = self._waiting[member].pop(0)
-            self._post(member, message)
+            self._post(member, message)  # without the lock, so that other members get their messages meanwhile
 
     def _post(self, member: int, message: Message, *, hold: bool = False) -> None:
         with contextlib.suppress(ChannelClosed):

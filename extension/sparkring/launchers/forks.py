@@ -58,7 +58,7 @@ class ForkedMember:
     def _send(self, number: int) -> None:
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._ended, number)
+                signal.pidfd_send_signal(self._ended, number)  # another process may have got the member's pid by now
 
     def _await(self, fd: int, deadline: float | None) -> None:
         events = select.poll()
@@ -75,6 +75,7 @@ def fork(channel: socket.socket, line: bytes) -> ForkedMember:
     """
     stdin, stdin_w = os.pipe()
     status_r, status = os.pipe()
+    # A descriptor, not a path: the folder may have been moved, and its parents need not be readable.
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         socket.send_fds(channel, [line], [stdin, status, folder])
@@ -82,7 +83,7 @@ def fork(channel: socket.socket, line: bytes) -> ForkedMember:
         if not pid or not fds:
             raise ConnectionResetError("the spare process has exited, or does not serve this launch")
         return ForkedMember(int(pid), stdin_w, fds[0], status_r)
-    except BaseException:
+    except BaseException:  # raised again. Closing its stdin ends a member that was forked nevertheless
         os.close(stdin_w)
         os.close(status_r)
         raise

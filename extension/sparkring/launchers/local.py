@@ -169,16 +169,17 @@ class LocalLauncher(Launcher):
                 process.stdin.close()  # if the member is still running, it now exits, and so do all its descendants
         for process in self._members:
             try:
-                process.wait(3.0)
+                process.wait(3.0)  # longer than a member takes to kill what its rank has started (_KILL_LIMIT_S)
             except subprocess.TimeoutExpired:
-                kill_orphans(process.pid)
+                kill_orphans(process.pid)  # while the member still lives: it is the parent by which they are found
                 process.kill()
                 process.wait()
-            if process.returncode:
+            if process.returncode:  # it did not end by itself, and may have left processes and files
                 kill_orphans(process.pid)
                 timeline.remove_left(process.pid)
         self._members = []
         gpus_in_use.release(self)
+        # Before end(), which may start the spare process that imports these modules.
         spares.note_imports(self._setting(), self._imported)
         if self._begun:
             self._begun = False

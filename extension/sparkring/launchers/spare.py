@@ -115,7 +115,9 @@ class SpareProcess:
         self.imported: tuple[str, ...] = ()
         self._awaited_until = time.monotonic() + IMPORT_S if is_awaited else 0.0
         self._ready = False
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # a request and its answer belong together
+        # Packets keep their boundaries, so each ticket arrives together with its own descriptors. A pair has no address
+        # to which another process could connect.
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -123,7 +125,7 @@ class SpareProcess:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=dict(wanted.setting.environment),
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C in the terminal of the notebook must not reach it
             )
         self._channel.settimeout(ANSWER_S)
         with contextlib.suppress(OSError):  # it has already exited
@@ -181,7 +183,7 @@ class SpareProcess:
         self._awaited_until = 0.0
         with self._lock:
             self._channel.close()
-        if not self._ready:
+        if not self._ready:  # it reads the socket only after its imports, and has forked no members yet
             self._process.kill()
 
     def forget(self) -> None:
@@ -327,6 +329,7 @@ class Spares:
 
 
 spares = Spares()
+# A process that the user forks from the driver must not end, or use, the driver's spare process.
 os.register_at_fork(after_in_child=spares.forget)
 
 

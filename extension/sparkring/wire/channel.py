@@ -312,6 +312,7 @@ def dial(host: str, port: int, secret: bytes) -> Connection:
         hello = _read(sock, len(GREETING) + NONCE_BYTES)
         if not hello.startswith(GREETING):
             raise ChannelClosed(f"{host}:{port} is not a sparkring driver of this version")
+        # Both nonces and the role are part of a proof, so a proof can be neither replayed nor sent back to its sender.
         theirs, ours = hello[len(GREETING) :], os.urandom(NONCE_BYTES)
         sock.sendall(ours + _proof(secret, b"member", theirs, ours))
         if not hmac.compare_digest(_read(sock, PROOF_BYTES), _proof(secret, b"driver", ours, theirs)):
@@ -363,7 +364,7 @@ class Listener:
             self._closed = True
             open_now = list(self._open)
         wake(self._sock)
-        self._acceptor.join()
+        self._acceptor.join()  # before close(): another socket could get the descriptor that the thread still uses
         self._sock.close()
         for sock in open_now:
             _shut_down(sock)
@@ -385,7 +386,7 @@ class Listener:
                     return
                 self._open.add(sock)
                 self._unproved[sock] = None
-                if len(self._unproved) > self._most:
+                if len(self._unproved) > self._most:  # a member proves itself at once, so it is not the oldest for long
                     oldest = next(iter(self._unproved))
                     del self._unproved[oldest]
                     _shut_down(oldest)
@@ -457,8 +458,8 @@ def _read(sock: socket.socket, size: int) -> bytes:
 
 def _established(sock: socket.socket) -> Connection:
     sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise, a small frame waits for an acknowledgement
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone closes no connection
     # TCP_USER_TIMEOUT is not set: the system would also end connections to a peer that only does not read for a while,
     # such as a suspended kernel. The gang notices by itself that a member is silent.
     return Connection(sock)

@@ -39,8 +39,8 @@ from sparkring.worker.member.output import RankOutput
 from sparkring.worker.member.rank_process import RankExit, RankProcess, fork_rank
 from sparkring.worker.member.timeline import TimelineFile
 
-TICK_S = 0.5
-BEAT_EVERY_S = 2.0
+TICK_S = 0.5  # look at least this often whether the parent has exited
+BEAT_EVERY_S = 2.0  # well below the driver's SILENT_LIMIT_S: some Beats may be late on a busy machine
 WATCH_GPUS_AFTER_S = 0.2  # opening NVML takes up to 0.1 s, in which the rank would have to wait for its request
 # While requests are waiting in the member, a report from the rank is held back for up to HOLD_S, and sent with
 # the next report. When the number of waiting requests is a multiple of TOGETHER, the report is sent at once.
@@ -118,6 +118,7 @@ class Member:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: self.rank.stop(signal.SIGKILL, 0.0))
+        # What ends the driver's terminal or session must not end the member before its rank.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for selector in (self.control, self.output.selector):
@@ -298,8 +299,8 @@ class Member:
 
     def finish(self, rank_exit: RankExit) -> None:
         """Kill the processes that the rank has left behind, send its last output, and report how it exited."""
-        process.kill_family(self.rank.pid)
-        self.output.finish()
+        process.kill_family(self.rank.pid)  # first: a process that is left could keep the pipes open
+        self.output.finish()  # before Exited, which is the last message about this rank
         if self.timeline is not None:
             for piece in self.timeline.pieces():
                 self.tell(piece)

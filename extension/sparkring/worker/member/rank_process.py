@@ -94,7 +94,7 @@ class RankProcess:
         if state.startswith("frozen"):
             return messages.Stack(state, "")
         try:
-            os.kill(self.pid, signal.SIGUSR2)
+            os.kill(self.pid, signal.SIGUSR2)  # faulthandler answers even while the rank runs native code
         except OSError:
             return messages.Stack("gone", "")
         text, quiet_since = b"", time.monotonic()

@@ -83,7 +83,7 @@ def _import(modules: Sequence[str], *, in_background: bool) -> None:
     imports.note_order(preloads.FRAMEWORKS)
     preloads.ahead = tuple(modules)
     sys.argv = [""]
-    gc.disable()
+    gc.disable()  # imports make many objects and hardly any garbage
     is_set = _JEMALLOC in os.environ
     os.environ.setdefault(_JEMALLOC, "background_thread:false")  # forks would lack a background thread
     priority = os.getpriority(os.PRIO_PROCESS, 0)
@@ -152,6 +152,7 @@ def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
             stdin, status, folder = fds
             pid = os.fork()
             if not pid:
+                # Without these copies: the driver would not see the end of the spare process or of other members.
                 channel.close()
                 for other, forked in children.items():
                     os.close(other)
@@ -164,7 +165,7 @@ def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
             os.close(folder)
             socket.send_fds(channel, [str(pid).encode()], [ended])
             used = time.monotonic()
-        if os.getppid() != driver:
+        if os.getppid() != driver:  # its members watch the driver themselves
             break
         if not children and (time.monotonic() - used > order.idle_s or process.available_bytes() < order.least_bytes):
             break
@@ -182,7 +183,7 @@ def report_end(fd: int, forked: Forked) -> None:
 
 def become_member(start: Start) -> None:
     """In a forked process, take over stdin and the working folder, and seed the random numbers anew."""
-    os.setsid()
+    os.setsid()  # as for a new process: the launcher kills what is left of this session
     os.dup2(start.stdin, 0)
     os.close(start.stdin)
     os.fchdir(start.folder)
