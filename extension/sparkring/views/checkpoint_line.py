@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.history.describe import ago, counted, dotted, duration, first_line, number, size
-from sparkring.views.markup import AMBER, BLUE, GREEN, RED, svg, text, tint
+from sparkring.views.markup import AMBER, BLUE, GREEN, RED, legend, svg, text, tint
 
 MARKS, CROWD = 80, 40  # a picture has at most MARKS marks; if it has more than CROWD, most are small
 METRICS_NAMED, NAME_CHARACTERS, REASON_CHARACTERS = 4, 40, 200
@@ -321,14 +321,8 @@ def _legend(series: Series, drawn: int) -> str:
         shapes += [(_SHAPES[state], f"{count:,} {SAID[state]}")] if count else []
     if any(mark.resumes for mark in series.marks):
         shapes.append((_SHAPES["committed"] + _RING, "resume point"))
-    keys = "".join(
-        '<span><svg width="22" height="20" viewBox="-11 -10 22 20" fill="currentColor" aria-hidden="true">'
-        f"{shape}</svg>{label}</span> "
-        for shape, label in shapes
-    )
     many = len(series.marks)
-    note = f"<span>{drawn} of {many:,} are shown</span>" if drawn < many else ""
-    return f'<div class="sr-legend">{keys}{note}</div>'
+    return legend(shapes, "-11 -10 22 20", f"<span>{drawn} of {many:,} are shown</span>" if drawn < many else "")
 
 
 def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:

@@ -75,7 +75,7 @@ def figures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] 
 
 
 def figure(caption: str, picture: str, words: str, width: int = WIDTH) -> str:
-    """Return a <figure> with a picture and the HTML `caption`. `said` describes the picture in words."""
+    """Return a <figure> with a picture and the HTML `caption`. `words` describe the picture."""
     return f"<figure>{caption}{_image(picture, text(words), width)}</figure>"
 
 

@@ -48,6 +48,7 @@ from sparkring.views.sections import metrics as measured
 
 Message = dict[str, Any]
 
+# Users watch the steps in the state. Sections and charts take longer to make here and to draw in the page.
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
 PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, because the ranks may need the processor
 NOTICES = 5
@@ -122,6 +123,8 @@ class Feed:
         return [{"run": record.run_id, **message} for message in messages]
 
     def _new_lines(self, record: RunRecord) -> list[Message]:
+        # Lines are sent in the order in which they arrived, and neither held back nor folded. A page that asks for the
+        # run gets its last lines again, and knows by their numbers which of them it has; all pages get these numbers.
         pending = lines.pending(record) if record.outcome is None else []
         count = min(record.recent_count - self._lines, len(record.recent))
         if not count and pending == self._pending:

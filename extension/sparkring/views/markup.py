@@ -98,17 +98,17 @@ def tint(colour: str) -> str:
 
 
 def note(words: str) -> str:
-    """Return a line in small type, or '' if `said` is empty."""
+    """Return a line in small type, or '' if `words` is empty."""
     return f"<div><small>{text(words)}</small></div>" if words else ""
 
 
 def paragraph(words: str) -> str:
-    """Return a paragraph in small type for the place below charts, or '' if `said` is empty."""
+    """Return a paragraph in small type for the place below charts, or '' if `words` is empty."""
     return f"<p><small>{text(words)}</small></p>" if words else ""
 
 
 def warning(words: str) -> str:
-    """Return a line with a warning, or '' if `said` is empty."""
+    """Return a line with a warning, or '' if `words` is empty."""
     return f'<div><b style="{tint(AMBER)}">⚠ {text(words)}</b></div>' if words else ""
 
 
@@ -116,6 +116,14 @@ def advised(lines: Iterable[str]) -> str:
     """Return advice as a list with an item for each of the `lines`, or '' if there are no lines."""
     entries = "".join(f"<li>{text(line)}</li>" for line in lines)
     return f'<ul class="sr-advice">{entries}</ul>' if entries else ""
+
+
+def legend(shapes: Iterable[tuple[str, str]], view_box: str, rest: str = "") -> str:
+    """Return a legend: each of the `shapes` is SVG, within `view_box`, and the words beside it. `rest` is more HTML."""
+    _, _, width, height = view_box.split()
+    box = f'<svg width="{width}" height="{height}" viewBox="{view_box}" fill="currentColor" aria-hidden="true">'
+    keys = "".join(f"<span>{box}{shape}</svg>{words}</span> " for shape, words in shapes)
+    return f'<div class="sr-legend">{keys}{rest}</div>'
 
 
 def scrolled(body: str, words: str) -> str:

@@ -30,7 +30,7 @@ class ProgressLine:
             self._write("")
 
     def say(self, words: str) -> None:
-        """Show `said` in place of what the line showed before, unless the line has just changed."""
+        """Show `words` in place of what the line showed before, unless the line has just changed."""
         if self._clock() >= self._due:
             self._due = self._clock() + PROGRESS_EVERY_S
             self._write(words)

@@ -28,7 +28,7 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: 
 
 
 def show(words: str, html: Callable[[], str]) -> None:
-    """Show the result of a magic: as HTML in a notebook, otherwise as the text `said`."""
+    """Show the result of a magic: as HTML in a notebook, otherwise as the text `words`."""
     if not in_notebook():
         write(f"{words}\n")
         return

@@ -69,7 +69,9 @@ def described(record: RunRecord, lags: Sequence[Lag]) -> dict[str, Any]:
     place = {host: at for at, host in enumerate(hosts)}
     first, places, paces = metrics.first_epoch(record), progress.places(record), progress.paces(record)
     reports = [places.get(rank.rank) for rank in record.ranks]
-    pace = [paces.get(rank.rank, Pace()) for rank in record.ranks]
+    rates = [paces.get(rank.rank, Pace()).rate for rank in record.ranks]
+    fractions = [None if record.stream else paces.get(rank.rank, Pace()).fraction for rank in record.ranks]
+    failures = {rank.rank: rank.failure for rank in record.ranks if rank.failure is not None}
     return {
         "state": "".join(letter(record, rank) for rank in record.ranks),
         "hosts": hosts,
@@ -79,17 +81,11 @@ def described(record: RunRecord, lags: Sequence[Lag]) -> dict[str, Any]:
         "lines": [rank.line_count for rank in record.ranks],
         "epoch": [report.epoch + 1 - first if report and report.epoch is not None else None for report in reports],
         "step": [report.step if report and not report.ends_epoch else None for report in reports],
-        "done": [
-            None if rank_pace.fraction is None or record.stream else round(rank_pace.fraction, 6) for rank_pace in pace
-        ],
-        "rate": [None if rank_pace.rate is None else float(f"{rank_pace.rate:.2g}") for rank_pace in pace],
+        "done": [None if fraction is None else round(fraction, 6) for fraction in fractions],
+        "rate": [None if rate is None else float(f"{rate:.2g}") for rate in rates],
         "behind": {lag.rank: lag.steps for lag in lags},
         "gpu": {rank.rank: gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},
-        "failure": {
-            rank.rank: describe.first_line(rank.failure.summary, 200)
-            for rank in record.ranks
-            if rank.failure is not None
-        },
+        "failure": {rank: describe.first_line(failure.summary, 200) for rank, failure in failures.items()},
     }
 
 
@@ -159,7 +155,9 @@ def gpus_html(record: RunRecord) -> str:
     """Return a table of the GPUs that ranks or model processes use, as last reported, with at most GPU_ROWS rows."""
     used: list[tuple[tuple[str, ...], GpuUsed]] = [
         *(((str(rank.rank),), gpu) for rank in record.ranks for gpu in rank.gpus),
-        *(((used.host, str(used.pid)), used.gpu) for used in record.model_gpus),  # the slots of a query have no GPUs
+        *(
+            ((process.host, str(process.pid)), process.gpu) for process in record.model_gpus
+        ),  # the slots of a query have no GPUs
     ]
     if not used:
         return ""

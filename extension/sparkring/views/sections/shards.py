@@ -8,7 +8,7 @@ from sparkring.history import reading
 from sparkring.history.describe import counted, rank_numbers
 from sparkring.history.reading import Block, DataSet, Mark, Strip
 from sparkring.history.record import RunRecord
-from sparkring.views.markup import AMBER, BLUE, GREEN, details, note, text, tint, warning
+from sparkring.views.markup import AMBER, BLUE, GREEN, details, legend, note, text, tint, warning
 from sparkring.views.sections import Form
 
 # The width and the height of a strip in pixels, and the height of the space above the strip. A mark in this space shows
@@ -140,12 +140,7 @@ def _across(block: Block) -> tuple[float, float]:
 
 def _legend(over: bool) -> str:
     """Return the legend of the boxes."""
-    keys = "".join(
-        f'<span><svg width="18" height="{TALL + 2}" viewBox="0 {TOP - 1} 18 {TALL + 2}" aria-hidden="true">'
-        f"{_boxes([Block(state, 0.0, 18 / WIDTH, '')], BLUE)}</svg>{words}</span> "
-        for state, words in reading.state_words(over).items()
-    )
-    return (
-        f'<div class="sr-legend">{keys}<span>▾ so far</span> '
-        "<span>the width shows the number of rows; a box can stand for several row groups</span></div>"
-    )
+    states = reading.state_words(over).items()
+    shapes = [(_boxes([Block(state, 0.0, 18 / WIDTH, "")], BLUE), words) for state, words in states]
+    width = "<span>the width shows the number of rows; a box can stand for several row groups</span>"
+    return legend(shapes, f"0 {TOP - 1} 18 {TALL + 2}", f"<span>▾ so far</span> {width}")

@@ -8,7 +8,7 @@ from sparkring.history.describe import counted, duration, first_line, size
 from sparkring.history.events import TensorTimes, TimelineSaved
 from sparkring.history.record import RunRecord
 from sparkring.views import timelines
-from sparkring.views.markup import AMBER, details, note, svg, text, warning
+from sparkring.views.markup import AMBER, details, legend, note, svg, text, warning
 from sparkring.views.sections import Form
 from sparkring.views.tables import bare_table
 
@@ -36,7 +36,7 @@ def _whole(saved: TimelineSaved) -> str:
     """Return a bar for the whole time, divided into activities, and a legend."""
     if not saved.wall_s:
         return ""
-    x, bars, legend = 0.0, [], []
+    x, bars, shapes = 0.0, [], []
     for share in timelines.shares(saved):
         if share.part <= 0:
             continue
@@ -45,13 +45,10 @@ def _whole(saved: TimelineSaved) -> str:
             f'<rect x="{x:.1f}" y="0" width="{max(0.3, wide):.1f}" height="16" fill="{share.colour}">'
             f"<title>{share.what}: {took}, {part}</title></rect>"
         )
-        square = (
-            f'<svg width="9" height="9" aria-hidden="true"><rect width="9" height="9" fill="{share.colour}"/></svg>'
-        )
-        legend.append(f"<span>{square} {share.what} {took} ({part})</span> ")
+        shapes.append((f'<rect width="9" height="9" fill="{share.colour}"/>', f" {share.what} {took} ({part})"))
         x += wide
     drawn = svg(_WIDTH, 16, f"how the time was spent: {timelines.share_words(saved)}", bars)
-    return f'<figure>{drawn}<div class="sr-legend">{"".join(legend)}</div></figure>'
+    return f"<figure>{drawn}{legend(shapes, '0 0 9 9')}</figure>"
 
 
 def _late(saved: TimelineSaved) -> str:

@@ -1,4 +1,5 @@
-// Stores the lines that a run's ranks printed, and decides which lines are shown.
+// Stores the lines that a run's ranks printed, and decides which lines are shown. The kernel sends lines as they arrive, with
+// stable numbers, because it may send them again. Their order and their folding therefore come about here.
 
 import { SLICE_MS, lowerBound } from "./rows.js";
 

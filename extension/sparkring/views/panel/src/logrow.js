@@ -9,18 +9,18 @@ const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"]
 // Return a row with one line. The row begins with a tag. If the row shows the time of the line, `began` is the time at which
 // the run began, in Unix seconds.
 export function lineRow(line, query, began = null) {
-  return make("div", { class: `sr-row sr-${line.stream}`, "data-line": line.number },
-    ...(began === null ? [] : [clock(line, began)]), make("span", { class: "sr-tag" }), ...said(line, query));
+  return make("div", { class: `sr-row sr-${line.stream}`, "data-line": line.number }, clock(line, began),
+    make("span", { class: "sr-tag" }), ...said(line, query));
 }
 
 // Return a row with lines side by side. `lines` has null for a column without a line.
 export function columnsRow(lines, query, began = null) {
-  const found = lines.filter(Boolean), whole = found.length === 1 && found[0].rank < 0;
-  const times = found.map(({ time }) => time ?? Infinity);
-  return make("div", { class: "sr-row sr-inrow" }, ...(began === null ? [] : [clock({ ...found[0], time: Math.min(...times) }, began)]),
-    ...(whole ? found : lines).map((line) => (line
-      ? make("div", { class: `sr-part sr-${line.stream}`, "data-line": line.number, title: line.text.length > 20 ? line.text : null }, ...said(line, query))
-      : make("div", { class: "sr-part" }))));
+  const known = lines.filter(Boolean), isGap = known.length === 1 && known[0].rank < 0;
+  const time = Math.min(...known.map((line) => line.time ?? Infinity));
+  const part = (line) => make("div", { class: `sr-part sr-${line.stream}`, "data-line": line.number,
+    title: line.text.length > 20 && line.text }, ...said(line, query));
+  return make("div", { class: "sr-row sr-inrow" }, clock({ ...known[0], time }, began),
+    ...(isGap ? known : lines).map((line) => (line ? part(line) : make("div", { class: "sr-part" }))));
 }
 
 // Write ranks before a line, in at most `most` characters. The line may already be shown, because more ranks may print
@@ -41,6 +41,7 @@ export function tag(row, ranks, most, noun) {
 }
 
 function clock({ time, rank }, began) {
+  if (began === null) return "";
   if (!Number.isFinite(time) || rank < 0) return make("span", { class: "sr-clock" });
   return make("span", { class: "sr-clock", title: new Date(1000 * (began + time)).toLocaleTimeString() }, elapsed(time));
 }

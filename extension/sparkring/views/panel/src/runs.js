@@ -14,7 +14,7 @@ import { Usage } from "./usage.js";
 import { ticking } from "./words.js";
 
 const KEPT_CHARACTERS = 48e6; // the page keeps at most this many characters of all runs; dropped lines are in the log files
-const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
+const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000; // ask() says why
 const OLD_MS = 5000; // a kernel that is alive sends a message within this time
 const SAVED_S = 60; // messages that a widget has stored for longer than this are those of a saved notebook
 const AWAY_MS = 60_000; // a panel is removed if its place has been out of the page for this long
@@ -61,11 +61,7 @@ class Run {
     else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "charts") this.curves = joined(this.curves, message);
     else if (message.kind === "displays") this.displays = known(this.displays, message);
-    else if (message.kind === "heard") {
-      this.heard = true;
-      this.stops = message.stops;
-      this.answers = message.answers;
-    }
+    else if (message.kind === "heard") Object.assign(this, { heard: true, stops: message.stops, answers: message.answers });
     for (const panel of this.panels.values()) {
       if (message.kind === "sections") Object.keys(message.html).forEach((name) => panel.htmlDirty.add(name));
       if (["state", "usage", "heard"].includes(message.kind)) panel.scheduleState();
