@@ -218,10 +218,10 @@ def test_a_lazy_module():
 def test_a_module_that_is_another_one():
     """The error has the path, torch's message, and what to do."""
     found = kept({"model": network()})
-    with pytest.raises(CheckpointError, match=r"^state\['model'\]: .*Linear.*Missing key.*with --fresh\.$") as caught:
+    with pytest.raises(CheckpointError, match=r"^state\['model'\]: .*Linear.*Missing key.*--fresh\.$") as caught:
         put_back({"model": torch.nn.Linear(3, 4)}, found)
     assert "\n" not in str(caught.value)
-    with pytest.raises(CheckpointError, match=r"state\['model'\] is a Linear, .* of type int"):
+    with pytest.raises(CheckpointError, match=r"state\['model'\] .*Linear, .*type int"):
         put_back({"model": torch.nn.Linear(3, 4)}, {"model": 3})
     with pytest.raises(CheckpointError, match=r"state\['optimizer'\]: .* no value .* 'model'"):
         put_back({"model": network(), "optimizer": None}, found)
@@ -286,7 +286,7 @@ def test_anything_with_a_state_dict():
     assert there.held[1][0] == 2
     assert there.held[1][1]["x"].tolist() == [0, 1, 2]
     assert set(there.held["model"]) == {"weight", "bias"}
-    with pytest.raises(CheckpointError, match=r"state: .* a Mine does not fit this Mine: ValueError"):
+    with pytest.raises(CheckpointError, match=r"state: .*Mine .*Mine: ValueError"):
         put_back(Mine(0), kept(Mine("bad")))
     if hasattr(torch.amp, "GradScaler"):  # before 2.3, torch had a scaler for GPUs only
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -358,11 +358,11 @@ def test_arrays_are_copied_into():
 def test_containers_of_objects_have_to_be_alike():
     """Each saved object is restored into the object at the same path, so both must exist."""
     found = kept({"models": [torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)], "by": {"a": torch.nn.Linear(1, 1)}})
-    with pytest.raises(CheckpointError, match=r"state\['models'\] has 1 items, .*2"):
+    with pytest.raises(CheckpointError, match=r"state\['models'\] .*1 items, .*2"):
         put_back({"models": [torch.nn.Linear(1, 1)]}, found)
     with pytest.raises(CheckpointError, match=r"state\['by'\]\['b'\]: .* no value .* 'a'"):
         put_back({"by": {"b": torch.nn.Linear(1, 1)}}, found)
-    with pytest.raises(CheckpointError, match=r"state\['models'\] .*objects, .* of type int"):
+    with pytest.raises(CheckpointError, match=r"state\['models'\] .*objects, .*type int"):
         put_back({"models": [torch.nn.Linear(1, 1)]}, {"models": 3})
 
 
@@ -412,7 +412,7 @@ def test_random_states_come_back():
     set_random_states(numbers)
     put_back(others, found)
     assert draw(others) == wanted
-    with pytest.raises(CheckpointError, match=r"state\[0\]: this Generator cannot load .* a Random"):
+    with pytest.raises(CheckpointError, match=r"state\[0\]: .*Generator .*Random"):
         put_back([np.random.default_rng()], found[:1])
     with pytest.raises(CheckpointError, match=r"state: this Generator cannot load"):
         put_back(np.random.Generator(np.random.MT19937()), kept(np.random.default_rng()))
@@ -512,7 +512,7 @@ def test_a_dataclass_that_does_not_fit(monkeypatch):
     """The error names the fields that have changed, the missing class, or the attribute that cannot be saved."""
     saved = kept({"epoch": Epoch(1.0)})
     changed = dataclasses.make_dataclass("Epoch", ["loss", "accuracy"])
-    with pytest.raises(CheckpointError, match=r"state\['epoch'\]: .* accuracy added; weights removed"):
+    with pytest.raises(CheckpointError, match=r"state\['epoch'\]: .*accuracy added; weights removed"):
         put_back({"epoch": changed(0.0, 0.0)}, saved)
     with pytest.raises(CheckpointError, match=r"state\['epoch'\] is a Epoch, but the checkpoint has a value of type"):
         put_back({"epoch": Epoch(0.0)}, kept({"epoch": {"loss": 1.0}}))

@@ -96,7 +96,7 @@ def test_nothing_yet(directory):
     assert found.restore(live) == found.restore(live, "best") == 0
     assert live["step"] == 3
     assert (found.latest(), found.best(), found.list()) == (None, None, [])
-    with pytest.raises(CheckpointError, match=f"there is no checkpoint in {directory}"):
+    with pytest.raises(CheckpointError, match=f"no checkpoint in {directory}"):
         found.load()
 
 
@@ -288,10 +288,10 @@ def test_arguments(tmp_path, arguments, told):
 def test_the_metric_is_missing(tmp_path, seat):
     """A store that keeps the best checkpoint needs the metric in every save(), on each rank."""
     found = checkpoints(tmp_path, best="val_loss")
-    with pytest.raises(CheckpointError, match=r"best='val_loss', but save.. was given no metrics"):
+    with pytest.raises(CheckpointError, match=r"best='val_loss', .*no metrics"):
         found.save(1, {})
     seat(1, 2)
-    with pytest.raises(CheckpointError, match="given only 'loss', 'acc'"):
+    with pytest.raises(CheckpointError, match="only 'loss', 'acc'"):
         found.save(1, {}, {"loss": 1, "acc": 2})
 
 
@@ -536,7 +536,7 @@ def test_the_one_before(tmp_path, capsys, told):
     assert err.count("\n") == 2
     assert [event.step for event in told.of(messages.CheckpointDamaged)] == [5, 4]
     assert [event.step for event in told.of(messages.CheckpointRestored)] == [2]
-    with pytest.raises(CheckpointError, match=r"step 5 in .* cannot be used: rank-0.safetensors .*There"):
+    with pytest.raises(CheckpointError, match=r"step 5 .*rank-0\.safetensors .*There"):
         found.restore(state(), 5)
 
 
@@ -757,7 +757,7 @@ def test_another_number_of_ranks(tmp_path, run, seat):
     (name,) = os.listdir(tmp_path)
     run(tmp_path, resume=name)
     seat(0, 2)
-    with pytest.raises(CheckpointError, match=r"saved by 3 ranks with sharded=True, .* 2: .*-n 3.*sharded=Fal"):
+    with pytest.raises(CheckpointError, match=r"3 ranks .*sharded=True, .* 2: .*-n 3.*sharded=Fal"):
         checkpoints().restore(state())
 
 
@@ -823,7 +823,7 @@ def test_a_rank_does_not_choose_alone(tmp_path, run, seat, told):
     seat(0, 2)
     assert checkpoints(tmp_path / "one").restore(state()) == 6
     seat(1, 2)
-    with pytest.raises(CheckpointDamagedError, match=r"rank-1.safetensors .*digest.*on all ranks.*There are 0000"):
+    with pytest.raises(CheckpointDamagedError, match=r"rank-1\.safetensors .*digest.*ranks.*0000"):
         checkpoints(tmp_path / "one").restore(state())
     assert checkpoints(tmp_path / "one").restore(state(), 5) == 5
 

@@ -331,7 +331,7 @@ def test_a_filter_that_cannot_be_read_is_told(flights, where, told):
 
 def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
     """The error suggests a similar name if there is one."""
-    with pytest.raises(DataError, match=r"does not exist; did you mean .*/flights\?"):
+    with pytest.raises(DataError, match=r"did you mean .*/flights\?"):
         open_dataset(tmp_path / "flihgts")
     with pytest.raises(DataError, match=r"neither does the folder .*nowhere"):
         open_dataset(tmp_path / "nowhere" / "deep")
@@ -381,19 +381,19 @@ def test_files_that_are_broken_are_named(flights):
 def test_files_whose_columns_differ_are_named(flights):
     """The error names the files and the column. Columns that are not read may differ."""
     write(flights / "part-2.parquet", pa.table({"x": ["1"], "city": ["Ulm"]}))
-    with pytest.raises(DataError, match=r"`x` is int64 in part-0\.parquet and string in part-2\.parquet"):
+    with pytest.raises(DataError, match=r"`x` .*int64 .*part-0\.parquet .*string .*part-2\.parquet"):
         open_dataset(flights)
     with pytest.raises(DataError, match="`x` is int64"):
         open_dataset(flights, ["city"], "x > 3")
     assert open_dataset(flights, ["city"]).rows == 31
     write(flights / "part-2.parquet", pa.table({"x": [1]}))
-    with pytest.raises(DataError, match=r"part-0\.parquet has a column `city`, but part-2\.parquet does not"):
+    with pytest.raises(DataError, match=r"part-0\.parquet .*`city`.*part-2\.parquet"):
         open_dataset(flights)
 
 
 def test_a_column_that_is_not_there(flights):
     """The error suggests a similar name. A selection without columns is an error, too."""
-    with pytest.raises(DataError, match="no column `citty`: did you mean `city`"):
+    with pytest.raises(DataError, match=r"`citty`.*`city`"):
         open_dataset(flights, ["citty"])
     with pytest.raises(DataError, match="selects no column"):
         open_dataset(flights, [])
@@ -419,5 +419,5 @@ def test_a_folder_that_may_not_be_read(tmp_path):
             raise PermissionError(13, "Permission denied")
 
     fsspec.register_implementation("refusing", Refusing, clobber=True)
-    with pytest.raises(DataError, match="cannot be read: Permission denied"):
+    with pytest.raises(DataError, match="Permission denied"):
         open_dataset("refusing://x")

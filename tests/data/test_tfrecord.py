@@ -212,7 +212,7 @@ def test_another_file_system(folder):
     try:
         assert len(fsspec.filesystem("memory").glob("/far/records/*/*.tfrecord")) == 2
         assert read_schema("memory://far/records").rows == 8
-        with pytest.raises(DataError, match="this TensorFlow cannot read memory://"):
+        with pytest.raises(DataError, match=r"TensorFlow .*memory://"):
             tfrecords("memory://far/records").as_tf()
     finally:
         fsspec.filesystem("memory").rm("/far", recursive=True)
@@ -325,14 +325,14 @@ def test_made_in_the_notebook(shared_local_gang, local, folder):
     assert sorted(x for each in rows for x in each) == list(range(48))
     advice = [line.text for line in result.record.recent if "2 of 50 rows are left out" in line.text]
     assert len(advice) == 1
-    with pytest.raises(RunFailed, match=r"too few full records of 4 rows for 13 ranks \(only 12\)"):
+    with pytest.raises(RunFailed, match=r"4 rows .*13 ranks \(only 12\)"):
         local.run("tfrecords(path, rank=12, size=13)", 1, namespace={"tfrecords": tfrecords, "path": str(folder)})
 
 
 def test_too_few_records(folder):
     """If there are more ranks than records, an error is raised before the first batch."""
     write_tfrecord(numbered(8), folder, batch_size=4, files=2)
-    with pytest.raises(DataError, match=r"too few full records of 4 rows for 3 ranks \(only 2\)"):
+    with pytest.raises(DataError, match=r"4 rows .*3 ranks \(only 2\)"):
         share_out(read_schema(folder), 0, 3)
 
 
@@ -438,7 +438,7 @@ def test_a_write_that_is_stopped(folder):
 def test_where_nothing_can_be_written(tmp_path):
     """The error names the folder that cannot be made, and the reason."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file/below cannot be written: Not a directory"):
+    with pytest.raises(DataError, match=r"file/below .*Not a directory"):
         write_tfrecord(numbered(4), tmp_path / "file" / "below", batch_size=4)
 
 
@@ -497,10 +497,10 @@ def test_damaged_files(folder):
     middle = len(content) // 2
     part.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
     records = tfrecords(folder)  # the file still has the right size
-    with pytest.raises(DataError, match=r"part-00001.tfrecord is damaged after record \d+ \(corrupted record"):
+    with pytest.raises(DataError, match=r"part-00001\.tfrecord .*record \d+ \(corrupted"):
         list(records)
     os.truncate(part, middle)
-    with pytest.raises(DataError, match=r"part-00001.tfrecord has [\d,]+ bytes instead of"):
+    with pytest.raises(DataError, match=r"part-00001\.tfrecord has [\d,]+ bytes"):
         tfrecords(folder)
     part.unlink()
     with pytest.raises(DataError, match=r"part-00001.tfrecord is missing"):
@@ -528,9 +528,9 @@ def test_a_damaged_file_under_keras(local, folder):
 def test_columns_that_are_not_there(folder):
     """The error suggests a similar name."""
     write_tfrecord({"label": np.zeros(4), "image": np.zeros(4)}, folder, batch_size=4)
-    with pytest.raises(DataError, match=r"no column `lable`: did you mean `label`"):
+    with pytest.raises(DataError, match=r"`lable`.*`label`"):
         tfrecords(folder, columns=["lable"])
-    with pytest.raises(DataError, match=r"no column `imag`: did you mean `image`"):
+    with pytest.raises(DataError, match=r"`imag`.*`image`"):
         tfrecords(folder).as_tf("imag")
     with pytest.raises(DataError, match=r"a batch has no column `q`: .* `p`"):
         tfrecords(folder, transform=lambda batch: {"p": batch["label"]}).as_tf("q")
@@ -542,7 +542,7 @@ def test_too_few_records_for_the_ranks_are_told_before_they_start(local, tmp_pat
     write_tfrecord({"x": np.arange(8)}, tmp_path / "few", batch_size=4, files=1)
     few = tfrecords(tmp_path / "few")
     before = run_store.saved()
-    with pytest.raises(DataError, match=r"too few full records of 4 rows for 3 ranks \(only 2\)"):
+    with pytest.raises(DataError, match=r"4 rows .*3 ranks \(only 2\)"):
         local.run("len(few)", n=3, namespace={"few": few})
     assert run_store.saved() == before
     assert local.run("len(few)", namespace={"few": few}).values == [1, 1]
