@@ -137,8 +137,8 @@ def test_what_a_task_waits_for(monkeypatch: pytest.MonkeyPatch, total: int, busy
     """If enough slots are free, other jobs are not what the task waits for."""
     found = Slots(total, busy, "local[6]", [], [f"a job: {busy}"], 0, 0)
     monkeypatch.setattr(spark_launcher, "slots", lambda *_, **__: found)
-    stage = types.SimpleNamespace(ids=set)
-    launcher = types.SimpleNamespace(_cluster=None, _stage=stage, _size=1, _spare=None, _data=None, _barrier=False)
+    stage, cluster = types.SimpleNamespace(ids=set), types.SimpleNamespace(shows_stages=True)
+    launcher = types.SimpleNamespace(_cluster=cluster, _stage=stage, _size=1, _spare=None, _data=None, _barrier=False)
     assert spark_launcher.SparkLauncher.waits_for(launcher) == expected  # type: ignore[arg-type]
 
 

@@ -46,12 +46,12 @@ class Data(NamedTuple):
 
     def ranks(self) -> int:
         """Return the default number of ranks, which is one for each partition."""
-        found = interruptibly(self.cluster(), "counting partitions", self.partitions)
-        if found == 0:
+        count = interruptibly(self.cluster(), "counting partitions", self.partitions)
+        if count == 0:
             raise OptionsError(
                 f"`{self.name}` is empty and has no partitions: set the number of ranks, for example -n 4."
             )
-        return found
+        return count
 
     def schema(self) -> bytes:
         """Return the DataFrame's Arrow schema. Its metadata says how toPandas() converts the columns to Python."""
@@ -88,12 +88,12 @@ def arrow_schema(schema: StructType, session: SparkSession) -> bytes:
         structs = "dict" if by_arrow else "row"
     # The schema is pickled by value, because the notebook may define types that ranks cannot import. JSON would name
     # these types, but not contain them.
-    told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
+    meaning = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
     with pandas_unused():
         # From pyspark 4.3 on, the time zone is an argument. Before that, it is always UTC.
         has_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
         described = to_arrow_schema(schema, **({"timezone": "UTC"} if has_zone else {}))
-    return bytes(described.with_metadata({SPARK_SCHEMA: told}).serialize())
+    return bytes(described.with_metadata({SPARK_SCHEMA: meaning}).serialize())
 
 
 def not_in_arrow(schema: StructType, error: Exception) -> str:
@@ -116,13 +116,13 @@ def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data
     """Return the DataFrame that the notebook calls `name`. Raises OptionsError if `name` is not a Spark DataFrame."""
     if name not in namespace:
         raise OptionsError(f"--data {name}: the notebook has no variable `{name}`.")
-    found = namespace[name]
-    roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
+    value = namespace[name]
+    roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__}
     if ("pyspark", "DataFrame") in roots:
-        return Data(name, found, counted)
+        return Data(name, value, counted)
     if ("pandas", "DataFrame") in roots:
         raise OptionsError(
             f"--data {name}: `{name}` is a pandas DataFrame; convert it to a Spark DataFrame, `{name} = "
             f"spark.createDataFrame({name})`, or leave out --data and read `{name}` in the cell."
         )
-    raise OptionsError(f"--data {name}: `{name}` is a `{type(found).__name__}`, not a Spark DataFrame.")
+    raise OptionsError(f"--data {name}: `{name}` is a `{type(value).__name__}`, not a Spark DataFrame.")

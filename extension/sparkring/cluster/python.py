@@ -43,5 +43,5 @@ def wrong_python(text: str, python: str) -> str | None:
 
 def lacking_package(text: str) -> str:
     """Return the package that Spark's own worker did not find, according to an error message; '' if it names none."""
-    found = re.search(r"ModuleNotFoundError: No module named '(pyarrow|pandas|numpy|pyspark|py4j)\b", text)
-    return found[1] if found else ""
+    match = re.search(r"ModuleNotFoundError: No module named '(pyarrow|pandas|numpy|pyspark|py4j)\b", text)
+    return match[1] if match else ""

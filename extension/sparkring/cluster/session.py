@@ -229,5 +229,5 @@ def _java_version(java: str, *options: str) -> int:
         text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stderr
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'"(?:1\.)?(\d+)', text)  # 1.8 is Java 8
-    return int(found[1]) if found else 0
+    match = re.search(r'"(?:1\.)?(\d+)', text)  # 1.8 is Java 8
+    return int(match[1]) if match else 0

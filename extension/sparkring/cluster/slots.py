@@ -124,20 +124,20 @@ def gpus_per(cluster: Cluster, holder: Literal["task", "executor"]) -> float:
     return float(cluster.setting(f"spark.{holder}.resource.gpu.amount") or 0)
 
 
-def check_gpus(cluster: Cluster, size: int, each: int) -> None:
+def check_gpus(cluster: Cluster, size: int, needed: int) -> None:
     """Raise LaunchError if Spark gives a task fewer than `each` GPUs."""
     held = gpus_per(cluster, "task")
-    if held >= each:
+    if held >= needed:
         return
     advice = (
         f"Spark assigns no GPUs in this mode: use -n -{size} for processes on this machine, with its GPUs."
         if cluster.is_driver_alone
-        else f"Start the session with spark.task.resource.gpu.amount={each}, spark.executor.resource.gpu.amount (the "
+        else f"Start the session with spark.task.resource.gpu.amount={needed}, spark.executor.resource.gpu.amount (the "
         "amount per task times the tasks that run in an executor at once) and, if the cluster does not know its GPUs "
         f"yet, spark.executor.resource.gpu.discoveryScript; or use -n -{size} for this machine's own GPUs."
     )
     raise LaunchError(
-        f"needs {each} GPU{'s' if each > 1 else ''} for each task, but Spark assigns {held:g} ({cluster.title}). "
+        f"needs {needed} GPU{'s' if needed > 1 else ''} for each task, but Spark assigns {held:g} ({cluster.title}). "
         f"{advice}"
     )
 
@@ -150,29 +150,29 @@ def check(cluster: Cluster, size: int, data: Data | None, say: Say | None, *, he
     unless `say` is None.
     """
     _refuse_dynamic_allocation(cluster)
-    found = _settled(cluster, size, say)
+    capacity = _settled(cluster, size, say)
     gangs = [one for one in list(running) if one.persistent and one.cluster == cluster]
     held = sum(one.size for one in gangs)
-    if held and found.total - held < size <= found.total:
+    if held and capacity.total - held < size <= capacity.total:
         raise SlotsError(
-            f"needs {size} task slots, but the {gangs[0].title} holds {held} of {found.total}. Run on the gang (leave "
-            f"out -n, or use -n {held}), or stop it (%gang stop){or_here(size, here)}."
+            f"needs {size} task slots, but the {gangs[0].title} holds {held} of {capacity.total}. Run on the gang "
+            f"(leave out -n, or use -n {held}), or stop it (%gang stop){or_here(size, here)}."
         )
-    if found.total < size and data is not None:
+    if capacity.total < size and data is not None:
         raise SlotsError(
-            f"{size} partitions of `{data.name}` need {size} task slots, but there are {found.total} in all, "
-            f"{found.use} ({cluster.title}). Use -n {max(found.total, 1)}, or add executors or cores."
+            f"{size} partitions of `{data.name}` need {size} task slots, but there are {capacity.total} in all, "
+            f"{capacity.use} ({cluster.title}). Use -n {max(capacity.total, 1)}, or add executors or cores."
         )
-    if found.total < size:
+    if capacity.total < size:
         more = (
             "stop this session (SparkSession.builder.getOrCreate().stop()), which sparkring made and will replace with "
             "a larger one"
             if made_here(cluster)
             else "add executors or cores (new executors count once they have registered)"
         )
-        fewer = f"Use -n {found.total}, {'' if here else 'or '}" if found.total else "There are no executors: "
+        fewer = f"Use -n {capacity.total}, {'' if here else 'or '}" if capacity.total else "There are no executors: "
         raise SlotsError(
-            f"needs {size} task slots, but there are {found.total} in all, {found.use} "
+            f"needs {size} task slots, but there are {capacity.total} in all, {capacity.use} "
             f"({cluster.title}). {fewer}{more}{or_here(size, here)}."
         )
 
@@ -190,41 +190,41 @@ def check_ring(cluster: Cluster, size: int, say: Say | None) -> None:
 
 def _settled(cluster: Cluster, size: int, say: Say | None) -> Slots:
     """Return the slots. If there are fewer than `size`, wait for executors that are about to register."""
-    began, told = time.monotonic(), say is None
-    found = slots(cluster)
+    began, is_announced = time.monotonic(), say is None
+    capacity = slots(cluster)
     try:
-        while found.total < size and not cluster.is_driver_alone:
+        while capacity.total < size and not cluster.is_driver_alone:
             waited_s = time.monotonic() - began
-            left_s, why = (0.0, "") if say is None else _expected(cluster, found, size, waited_s)
+            left_s, why = (0.0, "") if say is None else _expected(cluster, capacity, size, waited_s)
             if max(left_s, SETTLE_S - waited_s) <= 0:
                 break
-            if say is not None and why and not told:
-                told = True
+            if say is not None and why and not is_announced:
+                is_announced = True
                 say(f"waiting up to {left_s:.0f} s for executors: {why}")
             time.sleep(0.1)
-            found = slots(cluster)
+            capacity = slots(cluster)
     except KeyboardInterrupt:
         raise interrupted(f"while {size} ranks were waiting for executors") from None
-    return found
+    return capacity
 
 
-def _expected(cluster: Cluster, found: Slots, size: int, waited_s: float) -> tuple[float, str]:
+def _expected(cluster: Cluster, capacity: Slots, size: int, waited_s: float) -> tuple[float, str]:
     """Return for how many seconds to wait for more executors, and why; '' if the reason need not be told."""
     age_s, added_s, lost_s = cluster.ages_s()
-    promised, setting = _promised(cluster, found)
-    there = f"Spark has {found.total} of the {size} task slots that are needed"
+    promised, setting = _promised(cluster, capacity)
+    there = f"Spark has {capacity.total} of the {size} task slots that are needed"
     if promised >= size:
         left_s = max(PROMISED_S - min(age_s, lost_s, added_s), PROMISED_LEAST_S - waited_s)
         return left_s, f"{setting} promises {counted(promised, 'task slot')}, and {there}"
     if lost_s < REPLACED_S:
         return REPLACED_S - lost_s, f"Spark lost one {lost_s:.0f} s ago, and {there}"
-    if not found.total and age_s < REGISTERED_S:
+    if not capacity.total and age_s < REGISTERED_S:
         why = f"the SparkSession started {age_s:.0f} s ago, and no executor has registered yet"
         return REGISTERED_S - age_s, why
     return TOGETHER_S - added_s, ""
 
 
-def _promised(cluster: Cluster, found: Slots) -> tuple[int, str]:
+def _promised(cluster: Cluster, capacity: Slots) -> tuple[int, str]:
     """Return how many slots there will be when all executors have registered, and the setting that says so; else 0."""
     setting = cluster.setting
     cores_per_task = int(setting("spark.task.cpus", "1"))
@@ -233,12 +233,12 @@ def _promised(cluster: Cluster, found: Slots) -> tuple[int, str]:
         return int(in_all) // cores_per_task, f"spark.cores.max={in_all}"
     default = str(INSTANCES) if re.match("yarn|k8s:", cluster.master) else "0"
     executors = setting("spark.executor.instances", default)
-    each = found.total // max(1, len(found.hosts) - 1)  # the first host is the driver's
-    if not (found.total and found.hosts):
-        each = int(setting("spark.executor.cores", "1")) // cores_per_task
-        if found.gpus_per_task:
-            each = min(each, int(found.gpus_per_executor / found.gpus_per_task))
-    return int(executors) * each, f"spark.executor.instances={executors}"
+    per_executor = capacity.total // max(1, len(capacity.hosts) - 1)  # the first host is the driver's
+    if not (capacity.total and capacity.hosts):
+        per_executor = int(setting("spark.executor.cores", "1")) // cores_per_task
+        if capacity.gpus_per_task:
+            per_executor = min(per_executor, int(capacity.gpus_per_executor / capacity.gpus_per_task))
+    return int(executors) * per_executor, f"spark.executor.instances={executors}"
 
 
 def dynamic_allocation(cluster: Cluster) -> bool:

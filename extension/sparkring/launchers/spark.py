@@ -165,29 +165,30 @@ class SparkLauncher(Launcher):
             gpus_in_use.hold(self, gpus.find(",".join(addresses)))
 
     def waits_for(self) -> str:
-        found = _ask(lambda: slots(self._cluster, apart_from=self._stage.ids()), None)
-        if found is None:
-            return "Spark does not say what its slots are used for"
-        if not found.total:
-            return "Spark has no executors"
-        if not found.shows_use:
+        if not self._cluster.shows_stages:
             return "Spark Connect does not say what Spark's slots are used for"
-        if not found.busy or found.free >= self._size:
+        capacity = _ask(lambda: slots(self._cluster, apart_from=self._stage.ids()), None)
+        if capacity is None:
+            return "Spark does not say what its slots are used for"
+        if not capacity.total:
+            return "Spark has no executors"
+        if not capacity.busy or capacity.free >= self._size:
             first = f"computes what `{self._data.name}` depends on, and then starts" if self._data else "is starting"
             return f"Spark {first} the tasks"
-        held = "; ".join(found.holders)
+        held = "; ".join(capacity.holders)
         if not self._barrier:
-            return f"{found.busy} of {counted(found.total, 'task slot')} are busy ({held})"
+            return f"{capacity.busy} of {counted(capacity.total, 'task slot')} are busy ({held})"
         return (
-            f"Spark starts a barrier stage when all its slots are free; {found.busy} of {found.total} are busy: {held}"
+            f"Spark starts a barrier stage when all its slots are free; {capacity.busy} of {capacity.total} are busy: "
+            f"{held}"
         )
 
     def warning(self) -> str:
         """Return a warning if a Spark job of the user has begun to wait for slots that the gang holds; otherwise ''."""
-        found = None if self._ended or not self._cluster.shows_stages else _ask(lambda: slots(self._cluster), None)
-        if found is None:
+        capacity = None if self._ended or not self._cluster.shows_stages else _ask(lambda: slots(self._cluster), None)
+        if capacity is None:
             return ""
-        behind: dict[int, str] = {} if found.free else _ask(lambda: waiting(self._cluster, self._stage.ids()), {})
+        behind: dict[int, str] = {} if capacity.free else _ask(lambda: waiting(self._cluster, self._stage.ids()), {})
         # A stage that has just been submitted runs no tasks yet, so it looks like a waiting stage. Therefore a stage
         # counts only if the previous call also found it waiting.
         starving, self._starving = set(behind) & self._starving - self._warned_of, set(behind)
@@ -196,7 +197,7 @@ class SparkLauncher(Launcher):
         self._warned_of |= starving
         jobs = ", ".join(f"stage {stage} ({behind[stage]})" for stage in sorted(starving))
         return (
-            f"Spark's {jobs} waits for task slots: the {self._stage.title} holds {self._size} of {found.total}. "
+            f"Spark's {jobs} waits for task slots: the {self._stage.title} holds {self._size} of {capacity.total}. "
             "Interrupt the job and stop the gang (%gang stop), or start a session with more slots than the gang needs."
         )
 
