@@ -128,11 +128,12 @@ def partitions():
 
 @attempt
 def shards():
-    return ring("sum(float(batch['x'].sum()) for batch in data)", 2, namespace={"data": sparkring.shards(rows, 10)})
+    data = sparkring.shards(rows, 15)
+    return ring("sum(float(batch['x'].sum()) for batch in data.as_numpy())", 2, namespace={"data": data})
 
 @attempt
 def predict():
-    scored = sparkring.predict(rows, lambda x: 2 * x + 1, inputs=["x"])
+    scored = sparkring.predict(rows, lambda batch: 2 * batch["x"] + 1, inputs=["x"])
     return [list(row)[-1] for row in scored.orderBy("id").limit(3).collect()]
 
 @attempt

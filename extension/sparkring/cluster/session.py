@@ -36,7 +36,11 @@ LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 def cluster_of(session: SparkSession) -> Cluster:
     """Return the cluster of a session."""
-    return Connect(session) if is_connect(session) else Classic.of(session)
+    if not is_connect(session):
+        return Classic.of(session)
+    if not hasattr(session, "addTag"):
+        raise LaunchError("on Spark Connect, sparkring needs pyspark 3.5 or newer: use a classic SparkSession.")
+    return Connect(session)
 
 
 def find_cluster(size: int, say: Callable[[str], None], *, here: bool = True) -> Cluster:
