@@ -827,12 +827,6 @@ def test_autocast_in_the_model_process(frame, no_folder_left):
     assert [row[0] for row in scored.select("prediction").collect()] == expected
 
 
-def test_spark_connect():
-    connect = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
-    with pytest.raises(DataError, match="needs a classic SparkSession"):
-        sparkring.predict(connect, len, inputs=["x"])
-
-
 def test_errors_of_tasks(frame, spark, no_folder_left):
     """If a row fails, the error names its partition; if a model cannot be loaded, its host. Both end the query."""
 

@@ -6,6 +6,7 @@ function of the test in place of the cell.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -83,6 +84,10 @@ class FakeRank:
         self.interrupted = threading.Event()
         self.ended = threading.Event()
         self.requests: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        # As in a member, the end of a request is sent and the next one begins in one step. Otherwise, a request that the
+        # driver takes for the current one could be given back.
+        self.step = threading.RLock()
+        self.busy, self.waiting = False, collections.deque[Run]()
         self.cell = cell
         self.home.send(Hello(ticket.member, os.getpid(), "host", "127.0.0.1", "lo", 40_000, "", (), None))
         self.threads = [threading.Thread(target=target) for target in (self.listen, self.work)]
@@ -106,8 +111,9 @@ class FakeRank:
                     case Work():
                         self.work = order
                     case Run():
-                        self.interrupted.clear()
-                        self.requests.put(order)
+                        with self.step:
+                            self.waiting.append(order)
+                            self.begin_next()
                     case Interrupt() | EndItem():
                         self.interrupted.set()
                     case GiveBack():
@@ -128,19 +134,27 @@ class FakeRank:
 
     def give_back(self) -> None:
         """Give back the requests that have not begun."""
-        count = 0
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self.requests.get_nowait()
-                count += 1
-        self.tell(GivenBack(count))
+        with self.step:
+            self.tell(GivenBack(len(self.waiting)))
+            self.waiting.clear()
+
+    def begin_next(self) -> None:
+        """Begin the oldest waiting request, unless one is running."""
+        if self.waiting and not self.busy:
+            self.busy = True
+            self.interrupted.clear()
+            self.requests.put(self.waiting.popleft())
 
     def work(self) -> None:
         """Run one request after another, in a thread."""
         try:
             while (request := self.requests.get()) is not None:
                 self.request = request
-                self.tell(self.run())
+                end = self.run()
+                with self.step:
+                    self.tell(end)
+                    self.busy = False
+                    self.begin_next()
             self.tell(Exited(0, None, False, 0))
         except Exit as end:
             self.tell(end.exited)
