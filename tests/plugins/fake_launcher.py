@@ -84,8 +84,8 @@ class FakeRank:
         self.interrupted = threading.Event()
         self.ended = threading.Event()
         self.requests: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
-        # As in a member, the end of a request is sent and the next one begins in one step. Otherwise, a request that the
-        # driver takes for the current one could be given back.
+        # As in a member, the end of a request is sent and the next one begins in one step. Otherwise, the request that
+        # the driver takes for the current one could be given back.
         self.step = threading.RLock()
         self.busy, self.waiting = False, collections.deque[Run]()
         self.cell = cell
