@@ -10,7 +10,10 @@ import psutil
 import pytest
 from waiting import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.versions("of pyspark: other sets lack what its client of Spark Connect needs"),
+]
 
 # Each function returns a value for the test, or raises one of sparkring's errors, which the test gets as text.
 TRIED = """
