@@ -82,7 +82,10 @@ record = replay([
 two = open_view()
 two.refresh(record)
 """
+# A run refreshes its view again and again. This cell does so once, so it waits until the view will not pass it over.
 CAUGHT_UP = """record = replay([Metrics({"loss": 0.5}, step=40, steps=100, time=now + 3600, rank=1)], record)
+from sparkring.views.live import STATE_PAUSE_S
+time.sleep(max(0, two._due - time.monotonic(), STATE_PAUSE_S))
 two.refresh(record)
 """
 CAUGHT_UP_END = """two.close(replay([RunFinished(now + 9, "finished")], record))
