@@ -205,7 +205,7 @@ def test_the_readme_of_a_release_stands_alone(tmp_path):
     assert len(places) > 30
     assert all(place and (ROOT / place[2]).is_file() for place in places), targets
     assert {place[2] for place in places if place[1] == "raw"} == {
-        f"docs/images/panel-{x}.png" for x in ("dark", "light")
+        f"docs/images/panel-{x}.webp" for x in ("dark", "light")
     }
     assert not re.findall(r'\b(?:href|src|srcset)="(?!https://|#)[^"]+"', page)
     config = configparser.ConfigParser(interpolation=None)

@@ -15,7 +15,8 @@ from playwright.sync_api import expect
 QUICKSTART = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 BEFORE = ("setup", "photos", "train")  # the ids of the cells that the ring's cell needs
 PAUSE_S, END_MS, LARGEST = 0.25, 3_000, 2_000_000
-SIZE = {"width": 900, "height": 620}
+EDGE = 6  # px
+SIZE = {"width": 1100, "height": 760}
 
 
 @pytest.mark.slow
@@ -52,7 +53,7 @@ def test_the_moving_picture(opened: Opened, pictures: Path, look: str) -> None:
 
 
 def _on(size: tuple[int, int], frame: Image.Image) -> Image.Image:
-    """Return the frame at the top left of a picture of `size` in its own background's colour."""
-    whole = Image.new("RGB", size, frame.getpixel((frame.width - 4, frame.height - 4)))
-    whole.paste(frame)
+    """Return the frame, without its lower edge, at the top left of a picture of `size` in its background's colour."""
+    whole = Image.new("RGB", size, frame.getpixel((frame.width // 2, frame.height - 2 * EDGE)))
+    whole.paste(frame.crop((0, 0, frame.width, frame.height - EDGE)))
     return whole
