@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 import warnings
 import zipfile
 from decimal import Decimal
@@ -33,6 +34,7 @@ from waiting import until
 
 import sparkring
 from sparkring import checkpoints
+from sparkring.capture import own_modules
 from sparkring.capture.packing import pack_call
 from sparkring.data.columns import Making
 from sparkring.data.layout import BatchLayout
@@ -288,17 +290,51 @@ class Broadcast:
         self.value = parts
 
 
-def task(key, model, batches, *, idle_s=0.1, spread_over=()):
+def task(key, model, batches, *, idle_s=0.1, spread_over=(), modules=None):
     """Score pandas batches of one column of numbers, as a Spark task does."""
     inputs = Described(BatchLayout("the DataFrame", {"x": "x"}, Making({}, {}), None, None))
     outputs = [Output("prediction", pa.float64(), "double")]
     settings = {"model": Live(model), "inputs": inputs, "outputs": outputs}
     packed = pack_call(Scorer, {**settings, "by_name": False, "batch_size": 100, "on_error": "raise"}, None)
     process = ModelOrder(key, b"token".hex(), [], {}, idle_s)
-    sent = Broadcast(archive(with_nvml=False), packed.payload, *map(bytearray, packed.buffers))
+    sent = Broadcast(archive(with_nvml=False), modules, packed.payload, *map(bytearray, packed.buffers))
     types = pa.schema({"x": pa.float64()}).serialize().to_pybytes()
     order = Scoring(process, sent, types, 100, spread_over)
     return pd.concat(score(order, iter(batches)), ignore_index=True)
+
+
+def test_the_model_process_has_the_users_modules(tmp_path, no_folder_left):
+    """The model is a function of a module that only the notebook finds, and that imports another one."""
+    (tmp_path / "own_helper.py").write_text("FACTOR = 3\n")
+    code = "def triple(batch):\n    import own_helper\n    return own_helper.FACTOR * batch['x']\n"
+    (tmp_path / "own_model.py").write_text(code)
+    modules = [own_modules.OwnModule(name, str(tmp_path), ((f"{name}.py", 1),)) for name in ("own_helper", "own_model")]
+    model = types.ModuleType("own_model")
+    exec(code, vars(model))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "own_model", model)
+        scored = task("own", model.triple, [pd.Series([1.0, 2.0])], modules=tuple(own_modules.packed(modules)))
+    assert list(scored) == [3.0, 6.0]
+
+
+@pytest.mark.standalone("the executors do not see the notebook's folder")
+def test_the_users_modules_on_a_cluster(spark, tmp_path, monkeypatch, no_folder_left):
+    """A DataFrame, and files whose parts Spark tasks score, work with a model class of the user's own module."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/own_net.py").write_text(
+        "class Net:\n    def __init__(self, factor):\n        self.factor = factor\n"
+        "    def __call__(self, batch):\n        return self.factor * batch['x']\n"
+    )
+    descriptor = os.open(tmp_path / "own", os.O_RDONLY)
+    monkeypatch.syspath_prepend(f"/proc/self/fd/{descriptor}")  # only this process finds the folder by this path
+    net = importlib.import_module("own_net").Net(2.0)
+    rows = spark.sql("SELECT double(id) AS x FROM range(0, 8, 1, 2)")
+    scored = sparkring.predict(rows, net, inputs=["x"], idle_s=0.1)
+    assert sorted(row.prediction for row in scored.collect()) == [2.0 * number for number in range(8)]
+    pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "rows.parquet")
+    sparkring.predict(tmp_path / "rows.parquet", net, inputs=["x"], to=tmp_path / "scored", np=1)
+    assert pq.read_table(tmp_path / "scored").column("prediction").to_pylist() == [2.0, 4.0]
+    os.close(descriptor)
 
 
 def test_the_model_process(tmp_path, monkeypatch, no_folder_left):

@@ -52,7 +52,12 @@ class OwnModule(NamedTuple):
 
 
 def own_modules(sources: Iterable[str] = ()) -> list[OwnModule]:
-    """Return the user's modules that the notebook has imported, those that `sources` import, and what these import."""
+    """Return the user's modules that the notebook has imported, those that `sources` import, and what these import.
+
+    The notebook's cells count as sources, also those that have only defined functions.
+    """
+    cells = getattr(sys.modules.get("__main__"), "In", None) or ()  # IPython's list of the cells that have run
+    sources = [*sources, *(cell for cell in cells if isinstance(cell, str))]
     _used.update(name for source in sources for name in _imported(source))
     waiting = [*_used, *(name for name, module in sys.modules.copy().items() if _others.get(name) is not module)]
     modules: dict[str, OwnModule] = {}

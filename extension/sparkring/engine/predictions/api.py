@@ -382,7 +382,7 @@ def _parts(inner: str) -> list[str]:
 
 def _opened(scoring: _Scoring, np: int, *, background: bool) -> tuple[ForeachRun, list[ModelProcess]]:
     """Prepare the folder. Return the run that writes the parts, and the model processes of this machine."""
-    packed = packed_scorer(scoring.scorer)
+    packed = packed_scorer(scoring.scorer, here=place_of(np).here)
     scoring.destination.open(scoring.belongs)
     try:
         return _run_of(scoring, packed, np, background)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from sparkring.capture import own_modules
 from sparkring.capture.packing import pack_call
 from sparkring.cluster.session import pandas_unused
 from sparkring.cluster.slots import gpus_per
@@ -62,9 +63,9 @@ def scoring_udf(
     import pandas
     from pyspark.sql.functions import pandas_udf
 
-    model = cluster.shared(packed_scorer(settings, with_nvml=gpus_per(cluster, "task") > 0))
-    threads = cluster.setting(f"spark.executorEnv.{_THREADS}")
     here = cluster.is_local
+    model = cluster.shared(packed_scorer(settings, with_nvml=gpus_per(cluster, "task") > 0, here=here))
+    threads = cluster.setting(f"spark.executorEnv.{_THREADS}")
     process = ModelOrder(
         key=secrets.token_hex(8),
         token=secrets.token_hex(32),
@@ -84,10 +85,16 @@ def scoring_udf(
     return udf.asNondeterministic() if follows else udf
 
 
-def packed_scorer(settings: Mapping[str, Any], *, with_nvml: bool = False) -> tuple[Any, ...]:
-    """Return sparkring's archive and the packed Scorer. Raise CaptureError if the model cannot be sent."""
+def packed_scorer(settings: Mapping[str, Any], *, with_nvml: bool = False, here: bool) -> tuple[Any, ...]:
+    """Return sparkring's archive, the user's own modules, and the packed Scorer.
+
+    Model processes on this machine (`here`) need no modules, because they import the notebook's files. Raise
+    CaptureError if the model cannot be sent.
+    """
     packed = pack_call(Scorer, dict(settings), getattr(sys.modules.get("__main__"), "__dict__", {}))
-    return (archive(with_nvml), packed.payload, *map(bytearray, packed.buffers))
+    modules = None if here else own_modules.packed(own_modules.own_modules())
+    # A task that unpickles this has no class of sparkring.
+    return (archive(with_nvml), modules and tuple(modules), packed.payload, *map(bytearray, packed.buffers))
 
 
 def arrow_types(schema: StructType, session: SparkSession) -> pa.Schema:

@@ -306,8 +306,8 @@ def own_modules_for(place: Place, work: Cell | Call) -> ModulesToSend:
     """
     if place.here:
         return ModulesToSend()
-    cells, sources = _main().get("In"), _sources(work)  # `In` is IPython's list of the cells that have run
-    modules = own_modules.own_modules([*sources, *(cell for cell in cells or () if isinstance(cell, str))])
+    sources = _sources(work)
+    modules = own_modules.own_modules(sources)
     rows = (
         events.CapturedName(
             module.title,

@@ -38,8 +38,10 @@ import pyarrow as pa
 from sparkring.capture.packing import unpack_call
 from sparkring.errors import DataError
 from sparkring.executor.orders import ModelOrder
+from sparkring.wire.messages import ModuleFiles
 from sparkring.worker.model.reporter import Reporter, Task
 from sparkring.worker.model.scorer import RowsError, error_text
+from sparkring.worker.rank.sent_modules import SentModules
 
 _LOOK_EVERY_S = 0.25
 _PROBLEM_S = 5.0  # how long a process that could not load its model keeps running, to tell the tasks why
@@ -147,10 +149,14 @@ def _serve(order: ModelOrder) -> None:
     follows = order.follows
     reporter = Reporter(order.report, of_stream=order.of_stream, follows=follows)
     with open(order.model, "rb") as file:
-        payload, *buffers = pickle.load(file)[1:]  # the first item is sparkring's archive
+        modules, payload, *buffers = pickle.load(file)[1:]  # the first item is sparkring's archive
     scorer: Any = None
     problem, settings, began = "", dict[str, Any](), time.monotonic()
     try:
+        if modules is not None:
+            sent = SentModules(folder)
+            sent.take(ModuleFiles(*modules))
+            sent.install()
         function, settings = unpack_call(payload, buffers)
         scorer = function(**settings)
     except Exception as error:  # loading a model runs the user's code
