@@ -73,6 +73,8 @@ EXAMPLES: list[Message] = [
     messages.Run(messages.NextItem((SCRIPT,), 2**32 - 1, True), notebook=NOTEBOOK, checkpoints=HERE, parts=(b"item",)),
     messages.Run(messages.NextBatch(17), notebook=NOTEBOOK, checkpoints=HERE, parts=(b"batch",)),
     messages.ModuleFiles(("features",), zlib.compress(pickle.dumps({"features.py": b"x = 1"}))),
+    messages.LackingPackages(("tomli",), {"sklearn": "scikit-learn==1.5.0"}, (),
+                             zlib.compress(pickle.dumps({"tomli.py": b"x = 1"}))),
     messages.Work(messages.CellCode("x + 1", (SCRIPT,)), False, {"A": "1"}, NOTEBOOK, (b"payload", b"b")),
     messages.Work(messages.FunctionCall(), False, {"A": "1"}, NOTEBOOK, (b"payload", b"b")),
     messages.Work(messages.StreamCode("x + 1", (SCRIPT,)), notebook=NOTEBOOK, parts=(b"payload", b"b")),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkring.capture import own_modules
+from sparkring.capture import own_modules, packages
 from sparkring.capture.own_modules import OwnModule, packed, problems
 from sparkring.worker.rank import sent_modules
 from sparkring.worker.rank.own_modules import OwnModules
@@ -121,6 +121,22 @@ def test_installed_folders(folder):
     (folder / "some-1.0.dist-info").mkdir()
     own_modules._is_installed.cache_clear()
     assert name not in own(f"import {name}")
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("import a.b as c\nx = 1\nfrom d.e import f\nfrom . import g", {"a", "d"}),
+        ("try:\n    import a\nexcept ImportError:\n    pass", set()),
+        ("if x:\n    import a\ndef f():\n    import b", set()),
+        ("!pip install a\nimport a".replace("!", "run.shell('") + "')", set()),
+        ("import sys\nsys.path.append('/shared')\nimport a", set()),
+        ("import (", set()),
+    ],
+)
+def test_what_a_cell_needs(source, names):
+    """Only imports that happen whatever the cell finds count, unless the cell provides modules itself."""
+    assert packages.needed(source) == names
 
 
 # ── On a rank ─────────────────────────────────────────────────────────────────────────────────────────────────────────

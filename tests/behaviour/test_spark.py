@@ -129,8 +129,10 @@ import sparkdl, sparkdl.horovod
 [HorovodRunner is sparkdl.HorovodRunner, log is not None, sparkdl.horovod.log_to_driver is not None]
 '''
 os.environ["PYSPARK_PYTHON"] = {python!r}
+sys.path.insert(0, {site!r})
 import numpy
-from sparkring.errors import LaunchError, SlotsError
+import sparkring
+from sparkring.errors import LaunchError, RunFailed, SlotsError
 session = spark({url!r}, **{{"spark.cores.max": "2"}})
 try:
     run("rank", 0)
@@ -147,6 +149,22 @@ def refused(source, **options):
 
 refused("x.sum()")
 refused("list(rows)", data="df")
+import made_pure
+view = View()
+code = "import made_pure, made_changed; made_pure.twice(2), made_changed.x"
+result = run_spec(RunSpec(Cell(code, {{}}), Options(np=1), "plain", "test", code), view)
+print("SENT", result.value, *(notice.text for notice in result.record.notices), flush=True)
+print("VALUES", run("made_pure.twice(x)", 1, {{"made_pure": made_pure, "x": 3}}).value, flush=True)
+for source in ("print('begins'); import made_compiled", "def f():\\n    import made_compiled\\nf()"):
+    try:
+        run(source, 1)
+    except RunFailed as error:
+        print("LACKING", error.record.ranks[0].failure.advice, error.record.recent_count, flush=True)
+source = "try:\\n    import made_compiled\\nexcept ImportError:\\n    made_compiled = None\\nmade_compiled"
+print("GUARDED", run(source, 1).value)
+source = "import sys; sys.modules['made_compiled'] = sys; import made_compiled; made_compiled is sys"
+print("PROVIDED", run(source, 1).value)
+print("ITEMS", sparkring.foreach(made_pure.twice, [1, 2, 3], np=2, quiet=True).values, flush=True)
 print("PATH", run("__import__('sys').prefix, __import__('sys').path", 1).value)
 print("OFFERED", run(OFFERED, 1).value)
 session.stop()
@@ -363,7 +381,16 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
     folder = tmp_path / "bare"
     venv.create(folder, symlinks=True, with_pip=False)
     python = str(folder / "bin" / "python")
-    found = driver(BARE.format(python=python, url=lonely_master.url))
+    site = tmp_path / "site-packages"
+    install(
+        site, "made_pure", "import made_other\ntwice = made_other.twice\n", requires="made_other>=1; python_version>'3'"
+    )
+    install(site, "made_other", "def twice(x):\n    return 2 * x\n")
+    install(site, "made_compiled", "", compiled=True)
+    install(site, "made_changed", "x = 2\n", version="2.0")
+    (theirs,) = folder.glob("lib/python*/site-packages")
+    install(theirs, "made_changed", "x = 1\n")
+    found = driver(BARE.format(python=python, url=lonely_master.url, site=str(site)))
     found.until_said("FOUND -n 0 uses every task slot, but there are none")
     lonely_master.add()
     text = found.wait()
@@ -376,6 +403,36 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
     theirs = [entry for entry in entries if "site-packages" in entry and "pyspark" not in entry]
     assert all(entry.startswith(prefix) for entry in theirs), entries
     assert "OFFERED [True, True, True]" in text, text
+    sent = next(line for line in text.splitlines() if line.startswith("SENT"))
+    assert sent.startswith("SENT (4, 1) "), sent
+    for part in ("made_pure==1.0", "made_changed 1.0", f"{python} -m pip install made_changed==2.0"):
+        assert part in sent
+    early, late = (line for line in text.splitlines() if line.startswith("LACKING"))
+    assert all(f"{python} -m pip install made_compiled==1.0" in line for line in (early, late)), text
+    assert early.endswith(" 1"), "the cell has not begun: the only line is the error"
+    assert re.findall(r"^(?:VALUES|GUARDED|PROVIDED|ITEMS) (.*)", text, re.MULTILINE) == [
+        "6",
+        "None",
+        "True",
+        "[2, 4, 6]",
+    ]
+
+
+def install(site, name, text, *, version="1.0", requires="", compiled=False):
+    """Install a package of one module into a folder, as pip does."""
+    about = site / f"{name}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (site / f"{name}.py").write_text(text)
+    files = [f"{name}.py", f"{about.name}/METADATA", f"{about.name}/WHEEL"]
+    if compiled:
+        (site / f"{name}.so").write_bytes(b"")
+        files.append(f"{name}.so")
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + (f"Requires-Dist: {requires}\n" if requires else "")
+    )
+    (about / "WHEEL").write_text(f"Wheel-Version: 1.0\nRoot-Is-Purelib: {str(not compiled).lower()}\n")
+    (about / "RECORD").write_text("".join(f"{file},,\n" for file in files))
 
 
 def test_a_module_that_spark_ships_is_there_on_the_ranks(attempts):

@@ -73,7 +73,7 @@ def own_modules(sources: Iterable[str] = ()) -> list[OwnModule]:
         else:
             modules[name] = module
             if not module.problem:
-                waiting += (other for path in _paths(module) for other in _imports_of(path, os.stat(path).st_mtime_ns))
+                waiting += (other for path in _paths(module) for other in _imports_at(path))
     return sorted(modules.values())
 
 
@@ -84,6 +84,13 @@ def packed(modules: Iterable[OwnModule]) -> ModuleFiles | None:
         return None
     versions = tuple((path, os.stat(path).st_mtime_ns) for module in sendable for path in _paths(module, code=False))
     return _packed(tuple(sendable), versions)
+
+
+def imports(modules: Iterable[OwnModule], sources: Iterable[str]) -> frozenset[str]:
+    """Return the top-level modules that `sources` and these modules import, in any of their statements."""
+    paths = (path for module in modules if not module.problem for path in _paths(module))
+    in_sources = (name for source in sources for name in _imported(source))
+    return frozenset((*in_sources, *(name for path in paths for name in _imports_at(path))))
 
 
 def problems(modules: Iterable[OwnModule], sources: Iterable[str]) -> list[str]:
@@ -191,6 +198,10 @@ def _names_in(tree: ast.Module) -> Iterator[str]:
                 yield from (alias.name.partition(".")[0] for alias in aliases)
             case ast.ImportFrom(module=str(module), level=0):
                 yield module.partition(".")[0]
+
+
+def _imports_at(path: str) -> tuple[str, ...]:
+    return _imports_of(path, os.stat(path).st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=MOST_FILES)

@@ -79,13 +79,21 @@ def _home(value: object) -> str:
     return str((value if named else type(value)).__module__)
 
 
-@functools.cache  # because it searches all installed packages
 def installed() -> dict[str, str]:
     """Return a dict from each installed top-level module to the version of the package that has it."""
+    times = []
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            times.append(os.stat(folder).st_mtime_ns)  # changes when pip changes a package
+    return _installed(tuple(sys.path), tuple(times))
+
+
+@functools.lru_cache(maxsize=2)  # because it searches all installed packages
+def _installed(path: tuple[str, ...], times: tuple[int, ...]) -> dict[str, str]:
     # metadata.packages_distributions() takes ten times as long, and on Spark, every member needs this dict.
     by_module: dict[str, str] = {}
     packages: set[str] = set()
-    for folder in map(Path, sys.path):
+    for folder in map(Path, path):
         with contextlib.suppress(OSError):  # a zip, or a folder that does not exist
             for name in os.listdir(folder):
                 package, _, version = name.removesuffix(".dist-info").partition("-")
@@ -113,6 +121,11 @@ def _described(package: metadata.Distribution) -> tuple[list[str], str]:
     named = package.read_text("top_level.txt")
     modules = named.split() if named else [file.parts[0].partition(".")[0] for file in package.files or ()]
     return modules, package.version or ""
+
+
+def modules_of_distribution(package: metadata.Distribution) -> list[str]:
+    """Return the top-level modules of an installed package."""
+    return [name for name in _described(package)[0] if name.isidentifier()]
 
 
 def difference(modules: Iterable[str], there: Mapping[str, str]) -> Difference | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from sparkring.capture.first_imports import first_imports
+from sparkring.capture.packages import CodeImports
 from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
 from sparkring.launchers.base import Code
 from sparkring.runtime.resume_point import Here
@@ -39,7 +40,7 @@ class Request(NamedTuple):
     so far, and `max_restarts` is the limit. If the request is for an item, `work` is what the ranks run; a gang sends
     `work` only once, before the first item. `parts` are the parts of `run` for each rank, if they differ. `uses` are
     the names whose values the ranks need to load what is sent. `own_modules` are the user's modules, for ranks that
-    may not have them.
+    may not have them, and `code_imports` are the modules that the code imports there.
     """
 
     run: Run
@@ -54,6 +55,7 @@ class Request(NamedTuple):
     imports: tuple[str, ...] = ()
     uses: frozenset[str] = frozenset()
     own_modules: ModuleFiles | None = None
+    code_imports: CodeImports = CodeImports()
 
     def code(self) -> Code:
         """Return the code that the ranks will run, without large buffers."""

@@ -104,14 +104,19 @@ class Gang:
         Raise LaunchError if the ranks' Python lacks packages that the request needs, or has different versions of them.
         If members have yet to connect, poll() raises this error later.
         """
-        self._members.check_packages(request.modules)
+        notices = self._check_packages(request)
         self.execution = Execution(request, tuple(ranks) or tuple(range(self.size)))
         if self.launcher.code is None:
             code = request.code()
             self.launcher.code = code._replace(texts=()) if self.up else code  # a warm gang need not keep the texts
         if self.up:
-            self._untold += self._begin(self.execution)
+            self._untold += [*notices, *self._begin(self.execution)]
         return self.execution
+
+    def _check_packages(self, request: Request) -> list[Event]:
+        """Return notices about the packages of the ranks' Python. Raise LaunchError if it cannot run the request."""
+        notices = self._members.check_packages(request.modules, request.code_imports)
+        return [events.Notice(time.time(), text, once=True) for text in notices]
 
     def submit_ahead(self, request: Request) -> Execution:
         """Submit the request of an item, to run after the requests that were submitted earlier.
@@ -279,15 +284,15 @@ class Gang:
     def _enter_world(self) -> list[Event]:
         """Give each member its rank, now that all have joined. If there is a request already, begin it."""
         execution = self.execution
-        if execution is not None:
-            self._members.check_packages(execution.request.modules)  # submit() came before the members and their Hello
+        # If there is a request, submit() came before the members and their Hello.
+        notices = [] if execution is None else self._check_packages(execution.request)
         by_node = execution is None or FRAMEWORKS[execution.request.framework].by_node
         for member, order in self._members.place(by_node=by_node, pins_gpus=self.launcher.pins_gpus).items():
             self._outbox.send(member, order)
         self._gpus.open()
         self.launcher.note_gpus(self._members.gpus_on(socket.gethostname()))
         joining, self._joining = self._joining, None
-        news = [] if execution is None else self._begin(execution)
+        news = notices + ([] if execution is None else self._begin(execution))
         for arrival in joining.early if joining is not None else ():
             news += self._take(arrival)
         return news

@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from sparkring.capture.versions import difference
+from sparkring.capture import packages
+from sparkring.capture.packages import CodeImports
+from sparkring.capture.versions import difference, installed
 from sparkring.errors import LaunchError
 from sparkring.frameworks.base import Endpoint
 from sparkring.history.events import Failure
 from sparkring.runtime.world import World, gpu_environments, place_ranks, usable_gpus
 from sparkring.wire.channel import Connection
-from sparkring.wire.messages import EnterWorld, Hello
+from sparkring.wire.messages import EnterWorld, Hello, LackingPackages
 
 # If nobody has asked for this long which members are silent, this process may have been suspended, together with the
 # threads that receive messages. A silence then says nothing about the members.
@@ -38,6 +40,7 @@ class Members:
         self.endpoints: list[Endpoint] = []
         self.exited: set[int] = set()
         self.deaths: dict[int, Failure] = {}
+        self._noticed: set[str] = set()
         self._lock = threading.Lock()
         self._asked_at: float | None = None  # when silences() was called last
 
@@ -79,16 +82,43 @@ class Members:
             gpu for member, world in enumerate(self.worlds) if self.hellos[member].host == host for gpu in world.gpus
         ]
 
-    def check_packages(self, modules: Iterable[str]) -> None:
-        """Raise LaunchError if a member's own Python lacks one of `modules`, or has a different version of it."""
-        for hello in self.hellos.values():
-            if hello.packages is not None and (found := difference(modules, hello.packages)):
+    def lacking(self, member: int, imports: CodeImports) -> LackingPackages | None:
+        """Return what the member's own Python lacks that code imports; None if it lacks nothing."""
+        there = self.hellos[member].packages
+        return None if there is None else packages.lacking(imports, there)
+
+    def check_packages(self, modules: Iterable[str], imports: CodeImports) -> list[str]:
+        """Raise LaunchError if a member's own Python lacks one of `modules`, or has a different version of it.
+
+        Packages that can be sent to the member are not lacking. Return notices that are new: about packages that are
+        sent, and about those that code `imports` and that have another version there.
+        """
+        notices: dict[str, None] = {}
+        for member, hello in self.hellos.items():
+            if hello.packages is None:
+                continue
+            lacking = self.lacking(member, imports)
+            sent = lacking.sent if lacking is not None else ()
+            there = {**hello.packages, **{module: installed()[module] for module in sent}}
+            where = f"the executors' Python on {hello.host} ({hello.python})"
+            if lacks := difference(modules, there):
+                requirement = packages.requirement(lacks.module)
                 raise LaunchError(
-                    f"the cell's values need {found.module} {found.here}, as in this notebook's Python "
-                    f"({sys.executable}), but the executors' Python on {hello.host} ({hello.python}) has "
-                    f"{found.there or 'none'}. Before the SparkSession is made, set PYSPARK_PYTHON to a Python with "
-                    f"the notebook's packages, or install {found.module} on {hello.host}."
+                    f"the cell's values need {lacks.module} {lacks.here}, as in this notebook's Python "
+                    f"({sys.executable}), but {where} has {lacks.there or 'none'}. Before the SparkSession is made, "
+                    f"set PYSPARK_PYTHON to a Python with the notebook's packages, or run `{hello.python} -m pip "
+                    f"install {requirement}` on {hello.host}."
                 )
+            for module in sent:
+                notices[f"{where} lacks {packages.requirement(module)}, which is sent with the cell"] = None
+            for module, ours, theirs in packages.differences(imports, there):
+                notices[
+                    f"{where} has {module} {theirs}, and this notebook has {ours}: for the same version, run "
+                    f"`{hello.python} -m pip install {packages.requirement(module)}` there"
+                ] = None
+        new = [notice for notice in notices if notice not in self._noticed]
+        self._noticed.update(new)
+        return new
 
     def place_of(self, rank: int) -> tuple[int, str, int]:
         """Return the rank, its node and its process id."""

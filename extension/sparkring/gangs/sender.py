@@ -22,6 +22,7 @@ class RequestSender:
         self._frameworks: dict[str, Framework] = {}
         self._work: messages.Work | None = None  # what was last sent to the ranks
         self._modules: dict[int, messages.ModuleFiles] = {}  # the same, by member
+        self._packages: dict[int, messages.LackingPackages] = {}
 
     def send(self, execution: Execution, *, hold: bool = False) -> None:
         """Send the request to the ranks of `execution`. With `hold`, it may wait for Outbox.send_held()."""
@@ -35,6 +36,11 @@ class RequestSender:
             if request.own_modules is not None and self._modules.get(member) != request.own_modules:
                 self._outbox.send(member, request.own_modules)
                 self._modules[member] = request.own_modules
+            lacking = self._members.lacking(member, request.code_imports)
+            # What is needed is checked again for each request.
+            if lacking is not None and (lacking.needed or self._packages.get(member) != lacking):
+                self._outbox.send(member, lacking)
+                self._packages[member] = lacking
             if request.timeline and framework.timeline is not None:
                 self._outbox.send(member, messages.RecordTimeline(framework.timeline.variable, wanted=rank == 0))
             pulled = rank == execution.ranks[0]

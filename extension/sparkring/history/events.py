@@ -369,11 +369,13 @@ class Notice(NamedTuple):
     `until` says how long the notice is shown: until the ranks are up ("up"), until the next message from a rank
     ("heard"), until all ranks have finished the cell ("ended"), while fewer items than possible run at once because
     ranks are waiting to start ("short"), until the run is over ("over"), or permanently ("").
+    With `once`, it is left out if the record has the same text: each gang of a pool may say it.
     """
 
     time: float
     text: str
     until: Until = ""
+    once: bool = False
 
 
 class LogsCut(NamedTuple):

@@ -273,6 +273,8 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
         case events.TimelineSaved():
             return record._replace(timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
         case events.Notice():
+            if event.once and any(notice.text == event.text for notice in record.notices):
+                return record
             return _noticed(record, event)
         case events.LogsCut():
             return _logs_cut(record, event)

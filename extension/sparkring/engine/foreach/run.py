@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkring.capture import notebook_state
 from sparkring.capture.calls import CALLED, check_call, name_of, names_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, captured_call
+from sparkring.capture.packages import CodeImports
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import ipython_names
 from sparkring.capture.syntax import parsed
@@ -91,6 +92,7 @@ class PreparedItems(NamedTuple):
     work: messages.Work
     modules: frozenset[str]
     own_modules: messages.ModuleFiles | None
+    code_imports: CodeImports
     launches: list[LaunchRequest]
     started: events.RunStarted
     notices: tuple[str, ...] = ()
@@ -120,7 +122,7 @@ def prepare(spec: ForeachSpec) -> PreparedItems:
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
     title, code = options.name or spec.title or packed.title, packed.code if spec.code is None else spec.code
     size = (1 if options.plan else options.at_once) * options.np_each
-    modules = own_modules_for(options.place, spec.work)
+    modules = own_modules_for(options.place, spec.work, packed.modules)
     captured = (*packed.captured, *modules.table)
     started = run_started(options, title, code, size, options.framework, captured)
     kept = _kept(packed, options)
@@ -145,6 +147,7 @@ def prepare(spec: ForeachSpec) -> PreparedItems:
         _for_ranks(packed, options),
         packed.modules,
         modules.files,
+        modules.imports,
         launches,
         started,
         (*notices, *modules.notices),
@@ -376,7 +379,7 @@ class ForeachRun:
         what = messages.NextItem(item.scripts, seed, prepared.options.plan)
         run = messages.Run(what, checkpoints=here, parts=item.parts)
         request = Request(run, prepared.options.framework, prepared.modules | item.modules, work=prepared.work)
-        return request._replace(own_modules=prepared.own_modules)
+        return request._replace(own_modules=prepared.own_modules, code_imports=prepared.code_imports)
 
     def _error(self, pool: Pool) -> BaseException | None:
         """Return the error to raise now that the pool has ended; None if all items have finished."""

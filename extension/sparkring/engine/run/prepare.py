@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.capture import mount_paths, notebook_state, own_modules, set_attributes
+from sparkring.capture import mount_paths, notebook_state, own_modules, packages, set_attributes
 from sparkring.capture.calls import CALLED, check_call, name_of, names_of, source_of
 from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.capture.names import method_calls, names_read
+from sparkring.capture.packages import CodeImports
 from sparkring.capture.packing import pack_call
 from sparkring.capture.picklability import Namespace, ipython_names
 from sparkring.capture.versions import modules_of, versions
@@ -115,8 +116,8 @@ def prepare(spec: RunSpec) -> PreparedRun:
     if legacy:
         environment = {legacy_keras.VARIABLE: "1", **request.run.environment}
         request = request._replace(run=request.run._replace(environment=environment))
-    modules = own_modules_for(options.place, spec.work)
-    request = request._replace(own_modules=modules.files)
+    modules = own_modules_for(options.place, spec.work, request.modules)
+    request = request._replace(own_modules=modules.files, code_imports=modules.imports)
     captured = (*packed.captured, *modules.table)
     started = run_started(options, packed.title, packed.code, size, spec.framework, captured)
     started = started._replace(logs=options.logs, ranks=tuple(spec.ranks), warm=spec.gang is not None)
@@ -292,17 +293,21 @@ def _sources(work: Cell | Call) -> list[str]:
 
 
 class ModulesToSend(NamedTuple):
-    """The user's own modules: the message for the ranks, rows for the table of what is sent, and notices."""
+    """The user's own modules: the message for the ranks, rows for the table of what is sent, and notices.
+
+    `imports` are the modules that the code imports, there or in the user's modules.
+    """
 
     files: ModuleFiles | None = None
+    imports: CodeImports = CodeImports()
     table: tuple[events.CapturedName, ...] = ()
     notices: tuple[str, ...] = ()
 
 
-def own_modules_for(place: Place, work: Cell | Call) -> ModulesToSend:
+def own_modules_for(place: Place, work: Cell | Call, used: frozenset[str] = frozenset()) -> ModulesToSend:
     """Return the user's own modules that the notebook has imported, or that its cells and `work` import.
 
-    Ranks on this machine need none, because they import the notebook's files.
+    Ranks on this machine need none, because they import the notebook's files. `used` are modules that values need.
     """
     if place.here:
         return ModulesToSend()
@@ -318,7 +323,10 @@ def own_modules_for(place: Place, work: Cell | Call) -> ModulesToSend:
         )
         for module in modules
     )
-    return ModulesToSend(own_modules.packed(modules), tuple(rows), tuple(own_modules.problems(modules, sources)))
+    needed = packages.needed(work.source) if isinstance(work, Cell) else frozenset()
+    imports = CodeImports(own_modules.imports(modules, sources) | used, needed)
+    problems = own_modules.problems(modules, sources)
+    return ModulesToSend(own_modules.packed(modules), imports, tuple(rows), tuple(problems))
 
 
 def sent_with(spec: RunSpec, cell: Cell, place: Place) -> tuple[events.CapturedName, ...]:

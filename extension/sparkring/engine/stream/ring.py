@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sparkring.capture.packages import CodeImports
 from sparkring.checkpointing.entries import INITIAL, Last
 from sparkring.checkpointing.stream_state import StreamState
 from sparkring.data.keys import KeyedRows, shares_by_key
@@ -47,8 +48,8 @@ class RingLost(RingEnded):
 
 class StreamWork(NamedTuple):
     """What the ranks run: the cell as a Work, the packages that its values need, the names of the values that are sent
-    with it, the names that it needs from earlier cells, the notebook's names of modules with these modules' names, and
-    the user's own modules.
+    with it, the names that it needs from earlier cells, the notebook's names of modules with these modules' names,
+    the user's own modules, and the modules that the code imports.
     """
 
     work: messages.Work
@@ -57,6 +58,7 @@ class StreamWork(NamedTuple):
     needed: frozenset[str]
     names: Mapping[str, str]
     own_modules: messages.ModuleFiles | None = None
+    code_imports: CodeImports = CodeImports()
 
 
 class StreamRecorder(Recorder):
@@ -235,7 +237,9 @@ class Ring:
         run = messages.Run(messages.NextBatch(seed), checkpoints=self._here, parts=parts)
         framework = self._gang.wanted.framework
         request = Request(run, framework, work.modules, work.sent, work=work.work, parts=of_ranks)
-        return self._outcome(request._replace(own_modules=work.own_modules)).results.values
+        return self._outcome(
+            request._replace(own_modules=work.own_modules, code_imports=work.code_imports)
+        ).results.values
 
     def _outcome(self, request: Request, ranks: tuple[int, ...] = ()) -> Outcome:
         ending = self._ending

@@ -154,7 +154,7 @@ def prepare(spec: StreamSpec) -> PreparedStream:
         )
     source = _source(spec, directory)
     source.check(_saved(directory))
-    own = own_modules_for(gang.wanted.place, cell)
+    own = own_modules_for(gang.wanted.place, cell, modules)
     started = run_started(
         options, spec.title, spec.code, gang.gang.size, gang.wanted.framework, (*captured.table, *own.table)
     )._replace(warm=True)
@@ -163,7 +163,7 @@ def prepare(spec: StreamSpec) -> PreparedStream:
     names = _module_names(cell.namespace)
     return PreparedStream(
         spec,
-        StreamWork(work, modules, tuple(captured.sent), frozenset(needed), names, own.files),
+        StreamWork(work, modules, tuple(captured.sent), frozenset(needed), names, own.files, own.imports),
         source,
         started,
         (*notices, *gang.held.notices, *code_notices(cell, captured.sent, work.parts), *own.notices),

@@ -37,7 +37,7 @@ from sparkring.wire.messages.run_reports import *
 
 MemberOrder = Stop | Interrupt | GiveBack | TakeStack | RecordTimeline | EnterWorld  # what members carry out
 # The driver's orders to ranks, which members pass on.
-PassedOn = ModuleFiles | Work | Run | Answer | Release | EndItem | Leave
+PassedOn = ModuleFiles | LackingPackages | Work | Run | Answer | Release | EndItem | Leave
 RankOrder = PassedOn | EnterWorld | SetEnvironment
 MemberReport = Hello | Beat | Output | GpuUsed | GpuTrouble | RankUsed | Stack | GivenBack | TimelinePart | Exited
 # What a rank reports while it is running a request.

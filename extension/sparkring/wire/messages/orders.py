@@ -132,6 +132,20 @@ class ModuleFiles(NamedTuple):
     files: bytes
 
 
+class LackingPackages(NamedTuple):
+    """Packages of the notebook that the rank's Python lacks, and that the code may import.
+
+    sent: the modules that go along, because their packages are pure Python. files: as in ModuleFiles, b"" if there are
+        none.
+    requirements: what pip would install for the other modules. The code fails without those that are also `needed`.
+    """
+
+    sent: tuple[str, ...]
+    requirements: Mapping[str, str]
+    needed: tuple[str, ...]
+    files: bytes
+
+
 class CellCode(NamedTuple):
     """A cell. The values that it reads are packed in the message's `parts`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import socket
 import sys
 import traceback
 import types
@@ -196,6 +197,12 @@ def _advice(error: BaseException) -> str:
         package = (error.name or "").partition(".")[0]
         if package == "horovod":
             return "Horovod is not installed for this rank's Python: run `sparkring-build-horovod --install` there."
+        modules = sys.modules.get("sparkring.worker.rank.sent_modules")  # only ranks on other machines import it
+        if requirement := getattr(modules, "requirements", {}).get(package):
+            return (
+                f"This rank's Python, {sys.executable} on {socket.gethostname()}, has no `{package}`: run "
+                f"`{sys.executable} -m pip install {requirement}` there."
+            )
         if package in packages.KNOWN:
             return f"Install it for this rank's Python: {packages.command(package)}."
         return (

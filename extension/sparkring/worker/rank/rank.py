@@ -53,7 +53,13 @@ if TYPE_CHECKING:
     from sparkring.worker.rank.sent_modules import SentModules
 
 QueuedOrder = (
-    messages.ModuleFiles | messages.Work | messages.Run | messages.EnterWorld | messages.SetEnvironment | messages.Leave
+    messages.ModuleFiles
+    | messages.LackingPackages
+    | messages.Work
+    | messages.Run
+    | messages.EnterWorld
+    | messages.SetEnvironment
+    | messages.Leave
 )
 FLUSH_EVERY_S = 0.1
 _FSDP = "torch.distributed.fsdp"
@@ -192,7 +198,7 @@ class Rank:
         """Run requests until a Leave message arrives, then return the exit code."""
         while True:
             match order := self.orders.get():
-                case messages.ModuleFiles():
+                case messages.ModuleFiles() | messages.LackingPackages():
                     self.take_modules(order)
                 case messages.Work():
                     self.take_work(order)
@@ -209,7 +215,7 @@ class Rank:
                 case _:
                     messages.never(order)
 
-    def take_modules(self, order: messages.ModuleFiles) -> None:
+    def take_modules(self, order: messages.ModuleFiles | messages.LackingPackages) -> None:
         if self.sent_modules is None:
             from sparkring.worker.rank.sent_modules import SentModules  # only ranks on other machines need it
 

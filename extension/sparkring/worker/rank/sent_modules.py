@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import os
 import pickle
 import sys
@@ -13,7 +13,10 @@ import zlib
 from collections.abc import Collection, Iterable, Mapping
 from importlib.machinery import PathFinder
 
-from sparkring.wire.messages import ModuleFiles
+from sparkring.wire.messages import LackingPackages, ModuleFiles
+
+# What pip would install for the modules that the notebook has, and that this rank's Python lacks.
+requirements: dict[str, str] = {}
 
 
 class SentModules:
@@ -26,23 +29,52 @@ class SentModules:
         if not folder:
             self._temporary = tempfile.TemporaryDirectory(prefix="sparkring-")
             folder = self._temporary.name
-        self._folder = os.path.join(folder, "modules")
+        self._folder, self._packages = os.path.join(folder, "modules"), os.path.join(folder, "packages")
         self._written: dict[str, bytes] = {}  # by path
         self._waiting: ModuleFiles | None = None
+        self._lacking: LackingPackages | None = None
 
-    def take(self, order: ModuleFiles) -> None:
+    def take(self, order: ModuleFiles | LackingPackages) -> None:
         """Keep the modules until install()."""
-        self._waiting = order
+        if isinstance(order, LackingPackages):
+            self._lacking = order
+        else:
+            self._waiting = order
 
     def install(self) -> None:
-        """Write the files of modules that this rank would not find, or would find with other contents.
+        """Make what was sent available. Raise ModuleNotFoundError if a module is needed that this rank does not find.
 
         Call this when sys.path has the notebook's folders: this machine may share them with the notebook, and a module
         may read large files that are beside it.
         """
         order, self._waiting = self._waiting, None
-        if order is None:
-            return
+        lacking, self._lacking = self._lacking, None
+        if order is not None:
+            self._install(order)
+        if lacking is not None:
+            self._add(lacking)
+        if os.path.isdir(self._packages):
+            with contextlib.suppress(ValueError):
+                sys.path.remove(self._packages)
+            sys.path.append(self._packages)  # last: what this rank's Python has counts
+        for module in lacking.needed if lacking is not None else ():
+            if module not in sys.modules and importlib.util.find_spec(module) is None:
+                raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    def _add(self, lacking: LackingPackages) -> None:
+        """Write the files of packages. Those of earlier cells stay, because later cells may use them, too."""
+        requirements.update(lacking.requirements)
+        files: dict[str, bytes] = pickle.loads(zlib.decompress(lacking.files)) if lacking.files else {}
+        for name, contents in files.items():
+            path = os.path.join(self._packages, name)
+            if not os.path.exists(path):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "wb") as file:
+                    file.write(contents)
+        importlib.invalidate_caches()
+
+    def _install(self, order: ModuleFiles) -> None:
+        """Write the files of modules that this rank would not find, or would find with other contents."""
         # The driver, which has sent this, has proved itself, as has all else that ranks unpickle.
         files: dict[str, bytes] = pickle.loads(zlib.decompress(order.files))
         with contextlib.suppress(ValueError):
