@@ -165,6 +165,19 @@ print("GUARDED", run(source, 1).value)
 source = "import sys; sys.modules['made_compiled'] = sys; import made_compiled; made_compiled is sys"
 print("PROVIDED", run(source, 1).value)
 print("ITEMS", sparkring.foreach(made_pure.twice, [1, 2, 3], np=2, quiet=True).values, flush=True)
+
+from sparkring.capture import environment
+environment._site_folders = lambda: [{site!r}]  # the notebook's own packages are large
+def imports(item=0):
+    import made_changed, made_compiled
+    return made_changed.x, sys.prefix, item
+code = "import made_changed, made_compiled; made_changed.x, sys.prefix, 0"
+result = run_spec(RunSpec(Cell(code, {{"sys": sys}}), Options(np=2, env_pack=True), "plain", "test", code), View())
+print("PACKED", result.values)
+print("ROW", result.record.captured[-1], result.record.notices[0].text)
+print("PACKED", sparkring.foreach(imports, [0, 0], np=2, env_pack=True, quiet=True).values)
+with sparkring.gang(np=1, framework="plain", env_pack=True, quiet=True) as gang:
+    print("PACKED", gang.run(imports).values, flush=True)
 print("PATH", run("__import__('sys').prefix, __import__('sys').path", 1).value)
 print("OFFERED", run(OFFERED, 1).value)
 session.stop()
@@ -410,6 +423,13 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
     early, late = (line for line in text.splitlines() if line.startswith("LACKING"))
     assert all(f"{python} -m pip install made_compiled==1.0" in line for line in (early, late)), text
     assert early.endswith(" 1"), "the cell has not begun: the only line is the error"
+    packed = [ast.literal_eval(line) for line in re.findall("^PACKED (.*)", text, re.MULTILINE)]
+    ((x, prefix, number),) = {value for values in packed for value in values}
+    assert (x, number) == (2, 0)
+    assert Path(prefix).parent.name.startswith("sparkring-environments-")
+    assert [entry.name for entry in Path(prefix).parent.iterdir() if entry.is_dir()] == [Path(prefix).name]
+    assert "4 packages" in text.partition("ROW")[2]
+    shutil.rmtree(Path(prefix).parent)
     assert re.findall(r"^(?:VALUES|GUARDED|PROVIDED|ITEMS) (.*)", text, re.MULTILINE) == [
         "6",
         "None",
@@ -425,8 +445,8 @@ def install(site, name, text, *, version="1.0", requires="", compiled=False):
     (site / f"{name}.py").write_text(text)
     files = [f"{name}.py", f"{about.name}/METADATA", f"{about.name}/WHEEL"]
     if compiled:
-        (site / f"{name}.so").write_bytes(b"")
-        files.append(f"{name}.so")
+        (site / f"{name}_parts.so").write_bytes(b"")
+        files.append(f"{name}_parts.so")
     (about / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         + (f"Requires-Dist: {requires}\n" if requires else "")

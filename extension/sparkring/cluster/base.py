@@ -15,6 +15,8 @@ from sparkring.executor.tasks import Task
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkring.executor.artifacts import Artifact
+
 
 class StageStatus(NamedTuple):
     """A stage that Spark knows: what Spark calls it, and how many tasks it has, is running and has completed."""
@@ -164,6 +166,10 @@ class Cluster(ABC):
     @abstractmethod
     def shared(self, value: tuple[Any, ...]) -> Any:
         """Send a large value to the executors once. Its attribute `value` is the value there."""
+
+    @abstractmethod
+    def send_file(self, path: str) -> Artifact:
+        """Send a file to the executors, once in a session. Its name must not be that of another file."""
 
     @abstractmethod
     def archive(self, *, with_nvml: bool) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sparkring.cluster import plans
 from sparkring.cluster.base import Address, Cluster, Grouping, ParquetFiles, StageStatus
 from sparkring.executor.archive import archive
+from sparkring.executor.artifacts import Artifact
 from sparkring.executor.orders import PORT_SETTING
 from sparkring.executor.tasks import Task
 
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 
-_changing_python = threading.Lock()
+_changing_python, _sending = threading.Lock(), threading.Lock()
+_sent_files: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # by SparkContext
 
 
 def active_context() -> SparkContext | None:
@@ -170,6 +174,14 @@ class Classic(Cluster):
 
     def shared(self, value: tuple[Any, ...]) -> Any:
         return self._context.broadcast(value)
+
+    def send_file(self, path: str) -> Artifact:
+        with _sending:
+            sent = _sent_files.setdefault(self._context, set())
+            if path not in sent:
+                self._context.addFile(path)
+                sent.add(path)
+        return Artifact(os.path.basename(path))
 
     def archive(self, *, with_nvml: bool) -> bytes:
         return archive(with_nvml)

@@ -38,6 +38,7 @@ _PARALLELISM = ("spark.sql.leafNodeDefaultParallelism", "spark.default.paralleli
 
 # The archive of sparkring's code in each session that has been sent it, with pynvml and without.
 _archives: weakref.WeakKeyDictionary[Any, dict[bool, Artifact]] = weakref.WeakKeyDictionary()
+_sent_files: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # by session
 _sending = threading.Lock()
 
 
@@ -151,6 +152,14 @@ class Connect(Cluster):
                 pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
             self.session.addArtifacts(path, file=True)
         return Artifact(name)
+
+    def send_file(self, path: str) -> Artifact:
+        with _sending:
+            sent = _sent_files.setdefault(self.session, set())
+            if path not in sent:
+                self.session.addArtifacts(path, file=True)
+                sent.add(path)
+        return Artifact(os.path.basename(path))
 
     def archive(self, *, with_nvml: bool) -> Artifact:
         with _sending:

@@ -51,10 +51,14 @@ def start(
     first: Sequence[str] = (),
     last: Sequence[str] = (),
     passed: Collection[int] = (),
+    python: str = "",
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own. It inherits the descriptors `passed`, and its stdin stays open."""
+    """Start a process in a session of its own. It inherits the descriptors `passed`, and its stdin stays open.
+
+    It runs `python`, by default this process's Python.
+    """
     process = subprocess.Popen(
-        command(sys.executable, module),
+        command(python or sys.executable, module),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env=environment,

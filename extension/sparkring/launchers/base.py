@@ -11,6 +11,7 @@ from sparkring.errors import LaunchError
 from sparkring.executor.orders import Ticket
 
 if TYPE_CHECKING:
+    from sparkring.capture.environment import PackedEnvironment
     from sparkring.cluster.partitions import Data
 
 
@@ -67,6 +68,10 @@ class Place(ABC):
     def table(self) -> list[tuple[str, ...]]:
         """Return rows for `%slots`: what there is, slots, busy slots and details. This starts nothing."""
 
+    def may_lack_packages(self) -> bool:
+        """Return whether ranks may run another Python than the notebook's, as far as is known. This starts nothing."""
+        return not self.here
+
     def pool_requests(self, request: LaunchRequest, at_once: int, gpus: float | None) -> list[LaunchRequest]:
         """Return a request for each of `at_once` slots of a pool, with `gpus` GPUs for each rank.
 
@@ -83,6 +88,7 @@ class LaunchRequest(NamedTuple):
     data: the DataFrame whose partitions the ranks read.
     here: whether error messages may suggest processes on this machine instead of Spark tasks.
     persistent: whether the members keep their slots until they are stopped, like those of a warm gang.
+    environment_pack: an archive of the notebook's packages; the members use these instead of those that are there.
     at_once: if the launch belongs to a pool, the number of launches that the pool wants to run at once; otherwise 0.
         The members of a pool wait for free Spark slots, as long as it takes.
     """
@@ -96,6 +102,7 @@ class LaunchRequest(NamedTuple):
     here: bool = True
     persistent: bool = False
     at_once: int = 0
+    environment_pack: PackedEnvironment | None = None
 
 
 class Code(NamedTuple):

@@ -15,12 +15,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from sysconfig import get_platform
 from typing import TYPE_CHECKING, TypeVar
 
 from sparkring.cluster.java_errors import line_with, root_cause
 from sparkring.cluster.python import SET_PYTHON, executors_python, lacking_package, wrong_python
 from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
+from sparkring.executor.environment import EnvironmentOrder
 from sparkring.executor.orders import Ticket
 from sparkring.executor.tasks import Task, task_for
 from sparkring.history.describe import counted
@@ -79,6 +81,10 @@ class SparkLauncher(Launcher):
                 check_ring(self._cluster, size, say)
         else:
             check(self._cluster, size, data, say, here=request.here)
+        self._environment_order: EnvironmentOrder | None = None
+        if (pack := request.environment_pack) is not None:
+            archive = self._cluster.send_file(pack.path)
+            self._environment_order = EnvironmentOrder(archive, pack.lock, get_platform(), pack.unpacked_bytes)
         self._gpus = request.gpus
         self.pins_gpus = request.gpus == 0 or gpus_per(self._cluster, "task") > 0
         self.host, self.bind_host, self.port = self._cluster.address()
@@ -91,7 +97,7 @@ class SparkLauncher(Launcher):
         with_nvml = gpus_per(self._cluster, "task") > 0
         ring = size if self._barrier else 0
         archive = self._cluster.archive(with_nvml=with_nvml)
-        order = MemberTask(archive, ticket, self._environment, self._gpus, ring, schema)
+        order = MemberTask(archive, ticket, self._environment, self._gpus, ring, schema, self._environment_order)
         task = task_for(run_member, order)
         self._thread = self._cluster.thread(self._run, "sparkring-stage", size, task)
         self._thread.start()

@@ -57,6 +57,13 @@ class SparkTasks(Place):
             raise SlotsError(f"-n 0 uses every task slot, but there are none ({all_slots.master}): add executors.")
         return all_slots.total
 
+    def may_lack_packages(self) -> bool:
+        """Return whether the session is on a cluster: a local one, which -n 2 starts by default, runs this Python."""
+        from sparkring.cluster.session import active_cluster
+
+        cluster = active_cluster()
+        return cluster is not None and not cluster.is_local
+
     def table(self) -> list[tuple[str, ...]]:
         spark = "Spark (n > 0)"
         if importlib.util.find_spec("pyspark") is None:

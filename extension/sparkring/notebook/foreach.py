@@ -67,8 +67,8 @@ Options:
 """
 
 _NAMES = (
-    "fresh_after checkpoint_dir fresh keep_results np_each framework gpus seed push env autolog name plan background"
-    " notify dry_run quiet"
+    "fresh_after checkpoint_dir fresh keep_results np_each framework gpus seed push env env_pack autolog name plan"
+    " background notify dry_run quiet"
 )
 TABLE = OptionsTable(
     "%%foreach",
@@ -170,7 +170,9 @@ def _run(shell: Any, line: str, cell: str) -> Any:
     if depends_on_items(source, names):
         work = work._replace(scripts_of=lambda values: find_scripts(shell, source, names, values))
     if options.dry_run:
-        spec = RunSpec(work, Options(push=options.push, dry_run=True), options.framework, bound=names)
+        spec = RunSpec(
+            work, Options(push=options.push, dry_run=True, env_pack=options.env_pack), options.framework, bound=names
+        )
         show_captured(sent_with(spec, work, options.place))
         return None
     items = evaluated("%%foreach", clause.items, clause.code, shell.user_ns)

@@ -35,7 +35,7 @@ Options of `%gang start`:
 """
 _SLOTS_HELP = "Show where ranks can run: the machine's cores and GPUs, and Spark's task slots, with what occupies them."
 
-_START = OptionsTable("%gang start", *rows_of(GangOptions, "np framework idle_s env gpus"))
+_START = OptionsTable("%gang start", *rows_of(GangOptions, "np framework idle_s env env_pack gpus"))
 # Starting a gang adds this name to the notebook's namespace, and %reset deletes it. So if the name is missing while a
 # gang is up, the user has run %reset.
 _MARK = "_sparkring_gang"

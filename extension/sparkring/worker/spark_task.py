@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from sparkring.executor.archive import unpacked
 from sparkring.executor.boot import start
+from sparkring.executor.environment import EnvironmentOrder, unpacked_environment
 from sparkring.executor.orders import ROWS_END, UNREACHED, Ticket, changed
 from sparkring.executor.processes import kill_orphans
 from sparkring.wire.channel import GREETING
@@ -30,7 +31,8 @@ class MemberTask(NamedTuple):
 
     `size` is the number of tasks of the barrier stage; 0 if the tasks belong to an ordinary stage. If the stage has
     rows, `schema` is their serialized Arrow schema. The rank gets the GPUs that Spark has assigned to the task or, if
-    `gpus` is a number, only the first `gpus` of them.
+    `gpus` is a number, only the first `gpus` of them. The member runs the Python of the `environment_pack`, if there is
+    one.
     """
 
     archive: Any
@@ -39,6 +41,7 @@ class MemberTask(NamedTuple):
     gpus: int | None
     size: int
     schema: bytes | None
+    environment_pack: EnvironmentOrder | None = None
 
 
 def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
@@ -66,13 +69,19 @@ def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
     if order.schema is not None:
         read, written = os.pipe()
         pipe = os.fdopen(written, "wb")
+    python, used = sys.executable, -1
+    if order.environment_pack is not None:
+        python, used = unpacked_environment(order.environment_pack)
     member = start(
         "sparkring.worker.member.member",
         changed(order.ticket, cleanup=folder, rows=read, **_of_task(context, root, order.gpus)),
         {**os.environ, **order.environment},
         first=[unpacked(order.archive, folder), *first],
-        passed=[] if pipe is None else [read],
+        passed=[descriptor for descriptor in (read, used) if descriptor >= 0],
+        python=python,
     )
+    if used >= 0:
+        os.close(used)  # the member keeps the environment
     assert member.stdin is not None
     try:
         # The member's stdin stays open while the member runs. If Spark kills this process, stdin is closed, which ends
@@ -98,7 +107,7 @@ def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
         if code != 0:  # the error makes Spark end the stage; otherwise, the other ranks would wait forever
             raise RuntimeError(
                 f"sparkring: {which} exited with code {code}; what it printed is in the executor's stderr. "
-                f"Does `{sys.executable}` start there?"
+                f"Does `{python}` start there?"
             )
         if pipe is None:
             yield code

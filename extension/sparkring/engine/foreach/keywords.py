@@ -24,5 +24,6 @@ class ForeachKeywords(TypedDict, total=False):
     keep_results: bool
     seed: int
     env: Mapping[str, str] | None
+    env_pack: bool
     name: str
     quiet: bool

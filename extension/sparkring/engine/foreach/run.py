@@ -28,6 +28,7 @@ from sparkring.engine.foreach.pool import Pool
 from sparkring.engine.foreach.result import ForeachResult
 from sparkring.engine.foreach.schedule import ItemAttempt, Schedule
 from sparkring.engine.foreach.slot import SlotSettings
+from sparkring.engine.run.environments import environment_notices, environment_rows, packed_environment
 from sparkring.engine.run.options import Options
 from sparkring.engine.run.prepare import (
     PROVIDED,
@@ -58,6 +59,7 @@ from sparkring.wire.messages import Script
 from sparkring.worker.rank.failures import as_failure
 
 if TYPE_CHECKING:
+    from sparkring.capture.environment import PackedEnvironment
     from sparkring.engine.foreach.kept import Kept
 
 _RESULTS = "All results are in sparkring.last_result: .values, .errors, .table."
@@ -123,13 +125,14 @@ def prepare(spec: ForeachSpec) -> PreparedItems:
     title, code = options.name or spec.title or packed.title, packed.code if spec.code is None else spec.code
     size = (1 if options.plan else options.at_once) * options.np_each
     modules = own_modules_for(options.place, spec.work, packed.modules)
-    captured = (*packed.captured, *modules.table)
+    pack = packed_environment(options.place) if options.env_pack else None
+    captured = (*packed.captured, *modules.table, *environment_rows(pack))
     started = run_started(options, title, code, size, options.framework, captured)
     kept = _kept(packed, options)
     total = packed.items.total
     if options.plan:
         packed.items.only_the_first()
-    launches = _launches(options, title)
+    launches = _launches(options, title, pack)
     large = [name for name in packed.captured if (name.size_bytes or 0) > LARGE_BYTES]
     notices = tuple(describe.large_value(name.name, name.size_bytes or 0) for name in large)
     if isinstance(spec.work, Cell):
@@ -139,7 +142,7 @@ def prepare(spec: ForeachSpec) -> PreparedItems:
     notices += tuple(code_notices(spec.work, names, packed.work.parts))
     if packed.meaning is not None and packed.meaning.incomparable:
         notices += (unnoticed(packed.meaning.incomparable),)
-    notices += (spec.notice,) if spec.notice else ()
+    notices += (*environment_notices(pack), *((spec.notice,) if spec.notice else ()))
     notices += tuple(preflight.notices(launches, options.framework))
     return PreparedItems(
         options,
@@ -182,13 +185,13 @@ def _kept(packed: _PackedItems, options: ForeachOptions) -> Kept | None:
     return kept
 
 
-def _launches(options: ForeachOptions, title: str) -> list[LaunchRequest]:
+def _launches(options: ForeachOptions, title: str, pack: PackedEnvironment | None) -> list[LaunchRequest]:
     """Return a launch request for each slot.
 
     On Spark, start a SparkSession if there is none. Raises LaunchError if the items could never run in Spark's tasks.
     """
     place = options.place
-    launch = LaunchRequest(place, options.np_each, dict(options.env), title)
+    launch = LaunchRequest(place, options.np_each, dict(options.env), title, environment_pack=pack)
     launches = place.pool_requests(launch, options.at_once, options.gpus)
     if place.here:
         return launches

@@ -144,6 +144,7 @@ def run(
     background: bool = False,
     timeline: bool = False,
     independent: bool = False,
+    env_pack: bool = False,
     **kwargs: Any,
 ) -> RunResult | BackgroundRun[RunResult]:
     """Call `main(*args, **kwargs)` on a ring of ranks.
@@ -175,6 +176,7 @@ def run(
         background=background,
         timeline=timeline,
         independent=independent,
+        env_pack=env_pack,
     )
     options = checked("run()", options, horovod=framework == "horovod")
     spec = RunSpec(Call(main, args, kwargs), options, framework)

@@ -31,6 +31,11 @@ def gang_for(options: Options) -> WarmGang | None:
             f"--gpus {options.gpus}: the ranks of the {gang.describe()} have a different number of GPUs. To change "
             f"this number, use %gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
         )
+    if gang and options.env_pack and not gang.wanted.env_pack and not options.place.here:
+        raise OptionsError(
+            f"--env-pack: the ranks of the {gang.describe()} have been started without the notebook's packages: use "
+            f"%gang stop, then %gang start -n {options.np} --env-pack."
+        )
     return gang
 
 
@@ -80,6 +85,8 @@ def check_ranks_options(options: Options) -> None:
         raise OptionsError(
             "%%ranks runs on a warm gang, which does not restart its ranks: leave out the options for restarts."
         )
+    if options.env_pack:
+        raise OptionsError("%%ranks runs on a warm gang, whose ranks have packages already: leave out --env-pack.")
     if options.background:
         raise OptionsError(
             "%%ranks runs on a warm gang, but a run with --background starts its own ranks: use %%horovod."

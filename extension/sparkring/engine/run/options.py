@@ -42,6 +42,9 @@ class SharedOptions:
     env: tuple[tuple[str, str], ...] = option(
         (), "an environment variable for the ranks; may be repeated", "K=V", assignment
     )
+    env_pack: bool = option(
+        False, "send the notebook's installed packages to Spark's executors, as an archive; the ranks use them"
+    )
     autolog: bool = option(True, "do not automatically report the metrics of Keras' fit()")
     name: str = option("", "the name of the run in %runs", "NAME")
     quiet: bool = option(False, "show only errors")
@@ -202,6 +205,9 @@ class GangOptions:
     idle_s: float = option(3600.0, "stop after MIN minutes without a cell (default: 60)", "MIN", minutes)
     env: tuple[tuple[str, str], ...] = option((), "an environment variable for the ranks", "K=V", assignment)
     gpus: int | None = option(None, "number of GPUs for each rank; 0 hides all GPUs", "K", count)
+    env_pack: bool = option(
+        False, "send the notebook's installed packages to Spark's executors, as an archive; the ranks use them"
+    )
     place_name: str = ""  # as in SharedOptions
 
     @property

@@ -21,6 +21,12 @@ from sparkring.checkpointing.compatibility import unnoticed
 from sparkring.compat import legacy_keras
 from sparkring.engine.doctor import preflight
 from sparkring.engine.run import background
+from sparkring.engine.run.environments import (
+    environment_estimate,
+    environment_notices,
+    environment_rows,
+    packed_environment,
+)
 from sparkring.engine.run.options import Options, SharedOptions
 from sparkring.engine.run.result import RunResult
 from sparkring.engine.run.spec import Call, Cell, RunSpec
@@ -103,7 +109,9 @@ def prepare(spec: RunSpec) -> PreparedRun:
     size = options.size
     directory = _open_directory(options, size, packed)
     here = spec.framework != "barrier"
+    pack = packed_environment(options.place) if options.env_pack else None
     launch = LaunchRequest(options.place, size, dict(options.env), packed.title, options.gpus, packed.data, here)
+    launch = launch._replace(environment_pack=pack)
     if options.background or (options.survives and not options.place.here):
         # The run opens its own launchers. Open one here, too, so that errors are raised at once. This is the main
         # thread, where a new SparkSession can be made, and where an interrupt ends the wait for an executor.
@@ -118,7 +126,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
         request = request._replace(run=request.run._replace(environment=environment))
     modules = own_modules_for(options.place, spec.work, request.modules)
     request = request._replace(own_modules=modules.files, code_imports=modules.imports)
-    captured = (*packed.captured, *modules.table)
+    captured = (*packed.captured, *modules.table, *environment_rows(pack))
     started = run_started(options, packed.title, packed.code, size, spec.framework, captured)
     started = started._replace(logs=options.logs, ranks=tuple(spec.ranks), warm=spec.gang is not None)
     notices = (
@@ -127,6 +135,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     notices += [describe.large_value(name, size_bytes) for name, size_bytes in packed.large.items()]
     notices += [unnoticed(packed.uses.incomparable)] if packed.uses.incomparable else []
     notices += [spec.notice] if spec.notice else []
+    notices += environment_notices(pack)
     notices += spec.gang.held.notices if spec.gang is not None else []
     notices += [legacy_keras.NOTICE] if legacy else []
     notices += [*code_notices(spec.work, request.sent, request.run.parts), *modules.notices]
@@ -331,7 +340,9 @@ def own_modules_for(place: Place, work: Cell | Call, used: frozenset[str] = froz
 
 def sent_with(spec: RunSpec, cell: Cell, place: Place) -> tuple[events.CapturedName, ...]:
     """Return what --dry-run shows: what is sent to the ranks at `place`."""
-    return (*capture_cell(spec, cell).table, *own_modules_for(place, cell).table)
+    rows = (*capture_cell(spec, cell).table, *own_modules_for(place, cell).table)
+    rows += environment_estimate(place) if spec.options.env_pack else ()
+    return rows
 
 
 def _taking_part(spec: RunSpec) -> Iterable[int]:

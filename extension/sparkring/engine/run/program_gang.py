@@ -113,6 +113,7 @@ def gang(
     gpus: int | None = None,
     env: Mapping[str, str] | None = None,
     idle_s: float = 3600.0,
+    env_pack: bool = False,
     quiet: bool = False,
 ) -> ProgramGang:
     """Start a warm gang: ranks that stay up between calls, as `%gang start` does.
@@ -123,8 +124,9 @@ def gang(
             weights = gang.pull("weights")
 
     `np`, `framework` and `gpus` have the same meanings as in sparkring.run(). `env` is a dict of environment variables
-    for the ranks. The gang ends after `idle_s` seconds without a call. With `quiet`, calls show nothing; their runs are
-    recorded all the same. There is at most one gang on this machine, and at most one on Spark.
+    for the ranks, and `env_pack` sends the notebook's packages to executors. The gang ends after `idle_s` seconds
+    without a call. With `quiet`, calls show nothing; their runs are recorded all the same. There is at most one gang on
+    this machine, and at most one on Spark.
 
     Raises OptionsError if an argument is invalid or the place already has a gang, and LaunchError if the ranks cannot
     be started.
@@ -133,5 +135,5 @@ def gang(
         raise OptionsError("gang(np=0): give the number of ranks, -4 for processes here or 4 for Spark tasks.")
     check_framework("gang", framework)
     variables = tuple((name, os.fspath(value)) for name, value in (env or {}).items())
-    wanted = GangOptions(operator.index(np), framework, idle_s, variables, gpus)
+    wanted = GangOptions(operator.index(np), framework, idle_s, variables, gpus, env_pack)
     return ProgramGang(warm_gang.start(wanted, tell, tell), quiet=quiet)

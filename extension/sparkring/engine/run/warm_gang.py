@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 from sparkring.capture.remote_names import RemoteNames
 from sparkring.engine.doctor import preflight
+from sparkring.engine.run.environments import environment_notices, packed_environment
 from sparkring.engine.run.options import GangOptions
 from sparkring.engine.run.past_cells import PastCells
 from sparkring.engine.run.polling import poll_until
@@ -264,7 +265,11 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
         raise OptionsError(f"a {there.describe()} is already up: %gang stop ends it.")
     size = abs(wanted.np)
     title = f"warm gang of {size}"
+    pack = packed_environment(wanted.place, say) if wanted.env_pack else None
+    for notice in environment_notices(pack):
+        say(notice)
     request = LaunchRequest(wanted.place, size, dict(wanted.env), title, wanted.gpus, persistent=True)
+    request = request._replace(environment_pack=pack)
     launcher = open_launcher(request, say)
     for notice in preflight.notices([request], wanted.framework):
         say(notice)
