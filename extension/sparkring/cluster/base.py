@@ -7,7 +7,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from sparkring.executor.orders import MAKE_REACHABLE
 from sparkring.executor.tasks import Task
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkring.executor.artifacts import Artifact
+
+Answer = TypeVar("Answer")
 
 
 class StageStatus(NamedTuple):
@@ -99,6 +101,10 @@ class Cluster(ABC):
     @abstractmethod
     def address(self) -> Address:
         """Return how executors reach this process."""
+
+    def within(self, limit_s: float, ask: Callable[[], Answer], gives_up: Callable[[], bool] = bool) -> Answer:
+        """Return ask(). Raise TimeoutError if Spark does not answer within `limit_s`, or if gives_up() becomes true."""
+        return ask()
 
     # ── Slots ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,13 +14,15 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkring.cluster.base import Address, Cluster, Grouping
+from sparkring.cluster.base import Address, Answer, Cluster, Grouping
 from sparkring.errors import DataError, LaunchError
 from sparkring.executor.archive import archive
 from sparkring.executor.artifacts import Artifact
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # How long the server may take to answer a question that needs no job, and to cancel jobs.
-_ANSWERS_S, _CANCELS_S = 30.0, 5.0
+_ANSWERS_S, _CANCELS_S, _LOOKS_S = 30.0, 5.0, 0.1
 # Each of these settings replaces the number of slots as the number of partitions of a range.
 _PARALLELISM = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 
@@ -52,21 +54,6 @@ def active_session() -> SparkSession | None:
     except Exception:  # there is no session, or pyspark 3.4 cannot tell
         return None
     return session
-
-
-def _returns(ask: Callable[[], Any], limit_s: float) -> bool:
-    """Return whether ask() returns within `limit_s`. pyspark retries for minutes if the server does not answer."""
-    answered = threading.Event()
-
-    def run() -> None:
-        with contextlib.suppress(Exception):  # pyspark and grpc have several classes for this error
-            ask()
-            answered.set()
-
-    thread = threading.Thread(target=run, name="sparkring-connect", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return answered.is_set()
 
 
 def is_connect(session: Any) -> bool:
@@ -103,7 +90,28 @@ class Connect(Cluster):
         return default if value is None else str(value)
 
     def is_stopped(self) -> bool:
-        return bool(self.session.is_stopped) or not _returns(lambda: self.session.version, _ANSWERS_S)
+        try:
+            return bool(self.session.is_stopped) or not self.within(_ANSWERS_S, lambda: self.session.version)
+        except Exception:  # pyspark and grpc have several classes for this error
+            return True
+
+    def within(self, limit_s: float, ask: Callable[[], Answer], gives_up: Callable[[], bool] = bool) -> Answer:
+        """pyspark retries for minutes if the server does not answer."""
+        answer: Future[Answer] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(ask())
+            except Exception as error:  # raised again by result()
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name="sparkring-connect", daemon=True).start()
+        deadline = time.monotonic() + limit_s
+        while not answer.done() and time.monotonic() < deadline and not gives_up():
+            wait([answer], _LOOKS_S)
+        if not answer.done():
+            raise TimeoutError(f"the server of Spark Connect has not answered for {limit_s:g} s")
+        return answer.result()
 
     def address(self) -> Address:
         """This machine's address on the way to the server, beside which the executors usually are."""
@@ -133,7 +141,8 @@ class Connect(Cluster):
         self.session.addTag(group)
 
     def cancel(self, group: str) -> None:
-        _returns(lambda: self.session.interruptTag(group), _CANCELS_S)
+        with contextlib.suppress(Exception):  # pyspark and grpc have several classes for this error
+            self.within(_CANCELS_S, lambda: self.session.interruptTag(group))
 
     def collect(self, size: int, task: Task, *, barrier: bool = False) -> list[Any]:
         rows = self.session.range(0, size, 1, size).mapInArrow(in_arrow(task), "value binary", barrier=barrier)

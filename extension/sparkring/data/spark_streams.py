@@ -13,12 +13,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
 from sparkring.cluster.java_errors import root_cause
-from sparkring.cluster.session import pandas_unused
+from sparkring.cluster.session import cluster_of, pandas_unused
 from sparkring.data.columns import changes_with_nulls
 from sparkring.data.frames import cluster_behind, for_arrays, serialized_schema
 from sparkring.data.micro_batches import StoredPiece, StoredRows, as_ipc
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 INLINE_BYTES = 256_000
 # If a micro-batch has at most this size, the next one is collected.
 SMALL_BYTES = 16_000_000
+ANSWERS_S = 30.0  # how long Spark may take to tell about a query
 _LOOK_EVERY_S = 0.1
 
 
@@ -44,18 +45,18 @@ class StreamStopping(Exception):
 
 def check_stream(frame: DataFrame, called: str) -> None:
     """Raise DataError if a DataFrame cannot be used as a stream."""
-    cluster = cluster_behind(frame, f"`{called}`")
-    if not cluster.calls_back:
-        raise DataError(
-            f"`{called}` belongs to Spark Connect, whose foreachBatch() runs on the server and cannot reach the "
-            "notebook: use %%stream with an iterable of batches, or make the stream in a classic SparkSession."
-        )
+    cluster_behind(frame, f"`{called}`")
     if not frame.isStreaming:
         raise DataError(
             f"`{called}` is not a streaming DataFrame: make one with spark.readStream, or read its rows with "
             f"sparkring.shards({called}) in a %%horovod cell."
         )
     serialized_schema(for_arrays(frame).schema, frame.sparkSession)
+
+
+def schema_of(rows: DataFrame) -> pa.Schema:
+    """Return the schema of a DataFrame's rows in Arrow."""
+    return pa.ipc.read_schema(pa.py_buffer(serialized_schema(rows.schema, rows.sparkSession))).remove_metadata()
 
 
 class Stager:
@@ -75,8 +76,7 @@ class Stager:
         """Compute a micro-batch, and return its rows."""
         rows = for_arrays(frame)
         if self._schema is None:
-            schema = serialized_schema(rows.schema, rows.sparkSession)
-            self._schema = pa.ipc.read_schema(pa.py_buffer(schema)).remove_metadata()
+            self._schema = schema_of(rows)
         collected = self._collected(rows) if self._is_small else None
         return self._by_tasks(rows, batch_id) if collected is None else self._by_driver(collected, batch_id)
 
@@ -121,73 +121,121 @@ class Stager:
         return StoredRows(self._schema.serialize().to_pybytes(), pieces, nulls)
 
     def _nullable(self) -> list[str]:
-        return [field.name for field in self._schema or () if changes_with_nulls(field.type)]
+        return nullable(self._schema)
+
+
+def nullable(schema: pa.Schema | None) -> list[str]:
+    """Return the names of the columns whose arrays have another type if they have nulls."""
+    return [field.name for field in schema or () if changes_with_nulls(field.type)]
+
+
+Train = Callable[[StoredRows, int, float], None]
+
+
+class Feed(Protocol):
+    """How the micro-batches of a query reach this process.
+
+    foreachBatch() gets `function`, with rows of `frame`. follow() returns when the query has ended or is to end. Until
+    then, `train` is called for each micro-batch, with its rows, its number and how many seconds it took to move the
+    rows. A micro-batch that `train` has begun is finished first. If `train` raises an error, Spark does not count the
+    micro-batch as done, and follow() raises the error. end() stops the query, which is None if it did not start.
+    """
+
+    frame: DataFrame
+    function: Callable[[Any, int], None]
+
+    def follow(self, query: StreamingQuery) -> None: ...
+    def end(self, query: StreamingQuery | None) -> None: ...
+
+
+class Calls:
+    """A Feed for classic sessions, which call functions of this process."""
+
+    def __init__(self, frame: DataFrame, stager: Stager, train: Train, stops: Callable[[], bool]) -> None:
+        self.frame = frame
+        self.function: Callable[[Any, int], None] = self._deliver
+        self._stager, self._train, self._stops = stager, train, stops
+        self._training, self._trained, self._stopping = threading.Lock(), threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._query: StreamingQuery | None = None
+
+    def _deliver(self, batch: DataFrame, batch_id: int) -> None:
+        if self._stopping.is_set() or self._error is not None:
+            raise StreamStopping
+        with self._training:
+            try:
+                began = time.perf_counter()
+                rows = self._stager.stage(batch, batch_id)
+                self._train(rows, batch_id, time.perf_counter() - began)
+            except BaseException as failure:  # of any type: it is raised again in the run's thread
+                self._error = failure
+                raise
+            if self._stops():
+                # Do not return before the query is stopped. Otherwise, Spark would begin another micro-batch, and this
+                # function would have to raise an error, which Spark would log.
+                self._trained.set()
+                self._stopping.wait()
+                while self._query is not None and self._query.isActive:
+                    time.sleep(_LOOK_EVERY_S / 10)
+
+    def follow(self, query: StreamingQuery) -> None:
+        self._query = query
+        while query.isActive and not self._stops():
+            time.sleep(_LOOK_EVERY_S)
+        while self._training.locked() and not self._trained.wait(_LOOK_EVERY_S / 10):
+            pass  # wait until the ranks have trained on the current micro-batch
+        if self._error is not None and not isinstance(self._error, StreamStopping):
+            raise self._error
+
+    def end(self, query: StreamingQuery | None) -> None:
+        self._stopping.set()
+        if query is not None:
+            with contextlib.suppress(Exception):  # the query has ended, or its session has
+                query.stop()
 
 
 def run_query(
-    frame: DataFrame,
+    feed: Feed,
     *,
     name: str,
     checkpoint: Location | None,
     trigger: Mapping[str, Any],
-    train: Callable[[DataFrame, int], None],
     stops: Callable[[], bool],
     started: Callable[[StreamingQuery], None],
 ) -> None:
-    """Run a query that calls `train` for each micro-batch, until the stream ends or `stops()` becomes true.
+    """Run a query whose micro-batches `feed` passes on, until the stream ends or `stops()` becomes true.
 
-    `trigger` are arguments of DataStreamWriter.trigger(); it may be empty.
-
-    A micro-batch that `train` has begun is finished first. If `train` raises an error, this error is raised. Raises
-    DataError if the query fails.
+    `trigger` are arguments of DataStreamWriter.trigger(); it may be empty. Raises the errors of follow(), and DataError
+    if the query fails.
     """
-    training, trained, stopping = threading.Lock(), threading.Event(), threading.Event()
-    error: BaseException | None = None
-
-    def deliver(batch: DataFrame, batch_id: int) -> None:
-        nonlocal error
-        if stopping.is_set() or error is not None:
-            raise StreamStopping
-        with training:
-            try:
-                train(batch, batch_id)
-            except BaseException as failure:  # of any type: it is raised again in the run's thread
-                error = failure
-                raise
-            if stops():
-                # Do not return before the query is stopped. Otherwise, Spark would begin another micro-batch, and this
-                # function would have to raise an error, which Spark would log.
-                trained.set()
-                stopping.wait()
-                while query.isActive:
-                    time.sleep(_LOOK_EVERY_S / 10)
-
-    writer = frame.writeStream.foreachBatch(deliver)
+    writer = feed.frame.writeStream.foreachBatch(feed.function)
     if name:
         writer = writer.queryName(name)
     if checkpoint is not None:
         writer = writer.option("checkpointLocation", checkpoint.for_spark())
     if trigger:
         writer = writer.trigger(**trigger)
+    cluster, query = cluster_of(feed.frame.sparkSession), None
     try:
-        query = writer.start()
-    except Exception as exception:  # Java's errors, as py4j or pyspark show them
-        raise DataError(f"Spark could not start the stream: {root_cause(str(exception))}") from exception
-    started(query)
-    try:
-        while query.isActive and not stops():
-            time.sleep(_LOOK_EVERY_S)
-        while training.locked() and not trained.wait(_LOOK_EVERY_S / 10):
-            pass  # wait until the ranks have trained on the current micro-batch
+        try:
+            query = writer.start()
+        except Exception as exception:  # Java's errors, as py4j or pyspark show them
+            raise DataError(f"Spark could not start the stream: {root_cause(str(exception))}") from exception
+        started(query)
+        feed.follow(query)
     finally:
-        stopping.set()
-        with contextlib.suppress(Exception):  # the query has ended, or its session has
-            query.stop()
-    if error is not None and not isinstance(error, StreamStopping):
-        raise error
-    failed = None if stops() else query.exception()
+        feed.end(query)
+    try:
+        failed = None if stops() else cluster.within(ANSWERS_S, query.exception)
+    except TimeoutError:
+        raise silent() from None
     if failed is not None:
         raise DataError(f"Spark ended the stream: {root_cause(str(failed))}") from failed
+
+
+def silent() -> DataError:
+    """Return the error for a server of Spark Connect that does not answer."""
+    return DataError("the server of Spark Connect does not answer: once it is there again, run the cell again.")
 
 
 def waiting_rows(progress: Mapping[str, Any] | None) -> int | None:

@@ -23,18 +23,35 @@ def task_for(function: Callable[[_Order, Iterable[Any]], Iterator[Any]], order: 
     that all executors have, constants, what is in the module of `function`, and what is in the modules above. The rows
     that a task returns must be of other classes.
     """
-    from pyspark import cloudpickle
-
-    for name in (*_BY_VALUE, function.__module__):
-        cloudpickle.register_pickle_by_value(importlib.import_module(name))
-
-    fields = sent(order)
+    fields = _by_value(function, order)
 
     def task(rows: Iterable[Any]) -> Iterator[Any]:
         return function(fields, rows)
 
     task.__name__ = function.__name__  # Spark shows this name
     return task
+
+
+def batch_function_for(function: Callable[[_Order, Any, int], None], order: _Order) -> Callable[[Any, int], None]:
+    """Return a function for foreachBatch() of Spark Connect, which calls function(order, frame, batch_id).
+
+    It runs on the server, which need not have sparkring either: see task_for().
+    """
+    fields = _by_value(function, order)
+
+    def batch_function(frame: Any, batch_id: int) -> None:
+        function(fields, frame, batch_id)
+
+    return batch_function
+
+
+def _by_value(function: Callable[..., Any], order: Any) -> Any:
+    """Let pyspark send a function's code, and return the order as it is sent."""
+    from pyspark import cloudpickle
+
+    for name in (*_BY_VALUE, function.__module__):
+        cloudpickle.register_pickle_by_value(importlib.import_module(name))
+    return sent(order)
 
 
 def in_arrow(task: Task) -> Task:

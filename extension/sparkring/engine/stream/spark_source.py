@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sparkring.cluster.session import cluster_of
 from sparkring.data.materialise import cache_folder
 from sparkring.data.micro_batches import StoredRows
-from sparkring.data.spark_streams import Stager, check_stream, run_query, waiting_rows
+from sparkring.data.spark_streams import ANSWERS_S, Calls, Feed, Stager, check_stream, run_query, waiting_rows
+from sparkring.data.stream_offers import Offers, check_shared
 from sparkring.engine.stream.options import StreamOptions
 from sparkring.engine.stream.replay_log import ReplayLog
 from sparkring.engine.stream.sources import MicroBatch
@@ -42,6 +44,9 @@ class SparkSource:
             self._folder = directory.location / f"_stream-{directory.lineage}"
             self._log = ReplayLog(self._folder / "batches")
             self._staging = self._log.folder
+        self._cluster = cluster_of(frame.sparkSession)
+        if not self._cluster.calls_back:
+            check_shared(frame.sparkSession, self._staging)
         self._query: StreamingQuery | None = None
         self._idle_since = time.perf_counter()
 
@@ -74,13 +79,9 @@ class SparkSource:
             train(MicroBatch(entry.batch_id, rows, entry.position, replayed=True))
 
         keeps = self._log is not None and self._options.save_every > 1
-        stager = Stager(self._staging, keeps=keeps)
 
-        def deliver(batch: DataFrame, batch_id: int) -> None:
-            began = time.perf_counter()
-            waited_s = began - self._idle_since
-            rows = stager.stage(batch, batch_id)
-            moving_s = time.perf_counter() - began
+        def deliver(rows: StoredRows, batch_id: int, moving_s: float) -> None:
+            waited_s = max(0.0, time.perf_counter() - self._idle_since - moving_s)
             micro_batch = MicroBatch(batch_id, rows, self._offsets(batch_id), waited_s, moving_s, self._backlog)
             try:
                 train(micro_batch)
@@ -95,13 +96,17 @@ class SparkSource:
             self._query = query
             self._idle_since = time.perf_counter()
 
+        feed: Feed
+        if self._cluster.calls_back:
+            feed = Calls(self._frame, Stager(self._staging, keeps=keeps), deliver, stops)
+        else:
+            feed = Offers(self._frame, self._staging, deliver, stops)
         try:
             run_query(
-                self._frame,
+                feed,
                 name=self._options.name,
                 checkpoint=None if self._folder is None else self._folder / "spark",
                 trigger=_trigger(self._options),
-                train=deliver,
                 stops=stops,
                 started=started,
             )
@@ -122,7 +127,11 @@ class SparkSource:
             self._log.forget(batch_id)
 
     def _backlog(self) -> int | None:
-        return None if self._query is None else waiting_rows(self._query.lastProgress)
+        query = self._query
+        try:
+            return None if query is None else waiting_rows(self._cluster.within(ANSWERS_S, lambda: query.lastProgress))
+        except TimeoutError:
+            return None
 
     def _offsets(self, batch_id: int) -> str:
         """Return Spark's description of the offsets of a micro-batch; '' without a directory of checkpoints."""
