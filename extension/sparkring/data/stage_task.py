@@ -84,6 +84,9 @@ def hand_over(order: HandingOver, frame: Any, batch_id: int) -> None:
             for part in parts:
                 _remove(staging, part.name)
             _remove(order, "")
+            if order.local:
+                with contextlib.suppress(OSError):  # it has files of other micro-batches
+                    os.rmdir(staging.folder)
             raise TimeoutError(f"batch {batch_id} was not taken: the notebook has been silent for {order.lease_s:g} s")
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, longest_s)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 LEASE_S, _BEAT_EVERY_S = 30.0, 3.0
 _ASK_EVERY_S = 0.5  # how often Spark is asked whether the query has ended
 _STOPS_S = 5.0
+_OFFERS = "offers-"
 _PROBE_ROWS = 1000
 
 
@@ -86,7 +87,11 @@ class Offers:
         self.frame = for_arrays(frame)
         self._schema = schema_of(self.frame)
         self._rows_folder = folder
-        self._folder = folder / f"offers-{secrets.token_hex(6)}"
+        with contextlib.suppress(Exception):  # each of fsspec's packages raises its own errors
+            for name in entries(folder):
+                if name.startswith(_OFFERS):  # of a kernel that was killed
+                    folder.fs.rm((folder / name).path, recursive=True)
+        self._folder = folder / f"{_OFFERS}{secrets.token_hex(6)}"
         self._train, self._stops = train, stops
         self._cluster = cluster_of(frame.sparkSession)
         staging = Staging(_path(folder), folder.local, "", 0, nullable(self._schema), self._schema.names)
