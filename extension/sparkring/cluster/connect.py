@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # How long the server may take to answer a question that needs no job, and to cancel jobs.
 _ANSWERS_S, _CANCELS_S, _LOOKS_S = 30.0, 5.0, 0.1
+_CONNECTS_S = 5.0  # how long it may take to connect to the server, or to connect again
 # Each of these settings replaces the number of slots as the number of partitions of a range.
 _PARALLELISM = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 
@@ -91,13 +92,17 @@ class Connect(Cluster):
 
     def is_stopped(self) -> bool:
         try:
-            return bool(self.session.is_stopped) or not self.within(_ANSWERS_S, lambda: self.session.version)
+            self.within(_ANSWERS_S, lambda: self.setting("spark.app.id"))  # pyspark would remember the version
+            return bool(self.session.is_stopped)
         except Exception:  # pyspark and grpc have several classes for this error
             return True
 
     def within(self, limit_s: float, ask: Callable[[], Answer], gives_up: Callable[[], bool] = bool) -> Answer:
         """pyspark retries for minutes if the server does not answer."""
-        answer: Future[Answer] = Future()
+        import grpc
+
+        began, answer = time.monotonic(), Future[Answer]()
+        ready = grpc.channel_ready_future(self.session.client._channel)
 
         def run() -> None:
             try:
@@ -105,12 +110,16 @@ class Connect(Cluster):
             except Exception as error:  # raised again by result()
                 answer.set_exception(error)
 
+        def is_late() -> bool:
+            passed_s = time.monotonic() - began
+            return passed_s > limit_s or (passed_s > _CONNECTS_S and not ready.done())
+
         threading.Thread(target=run, name="sparkring-connect", daemon=True).start()
-        deadline = time.monotonic() + limit_s
-        while not answer.done() and time.monotonic() < deadline and not gives_up():
+        while not answer.done() and not is_late() and not gives_up():
             wait([answer], _LOOKS_S)
+        ready.cancel()
         if not answer.done():
-            raise TimeoutError(f"the server of Spark Connect has not answered for {limit_s:g} s")
+            raise TimeoutError("the server of Spark Connect does not answer")
         return answer.result()
 
     def address(self) -> Address:

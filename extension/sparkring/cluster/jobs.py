@@ -61,12 +61,13 @@ def interruptibly(
                     say(f"{what}: {time.monotonic() - started:.0f} s{_tasks(cluster, group)} …")
                 pause_s = min(2 * pause_s, _RAREST_WORD_S)
     except (KeyboardInterrupt, TimeoutError):
-        while thread.is_alive():  # cancel repeatedly: a cancellation misses jobs that have not begun yet
+        # Cancel repeatedly: a cancellation misses jobs that have not begun yet.
+        while thread.is_alive() and not cluster.is_stopped():
             cluster.cancel(group)
             thread.join(_CANCEL_AGAIN_S)
         raise
     finally:
-        thread.join()
+        thread.join(_CANCEL_AGAIN_S)  # for minutes, pyspark calls a server of Spark Connect that has gone
 
 
 def _tasks(cluster: Cluster, group: str) -> str:
