@@ -14,6 +14,7 @@ from sparkring.history.events import (
     RankStarted,
     RunFinished,
 )
+from sparkring.history.record import replay
 from sparkring.views.charts import best_words, charts, since
 from sparkring.views.figure import figures
 from sparkring.views.html import panel
@@ -742,3 +743,66 @@ def test_ranks_that_have_fallen_behind(replayed):
     assert progress.lags(replayed(*fast, *slow, RankFinished(70.0, 2, ""), size=3)) == []
     epochs_apart = [each for rank, count in ((0, 3), (1, 3), (2, 1)) for each in epochs(rank, count)]
     assert [lag[:2] for lag in progress.lags(replayed(*epochs_apart, size=3))] == [(2, 80)]
+
+
+def odd_from(step, odd, rank=3, size=4, last=60, **more):
+    """Return what ranks log at 60 steps, where one rank's loss is `odd` from a step on."""
+    for at in range(1, last + 1):
+        for other in range(size):
+            value = odd if other == rank and at >= step else 1 / at
+            yield Metrics({"train/loss": value}, step=at, time=float(at), rank=other, **more)
+
+
+@pytest.mark.parametrize(("odd", "text", "what"), [(math.nan, "nan", "NaN"), (-math.inf, "-inf", "infinite")])
+def test_ranks_whose_values_are_finite_go_on_when_another_rank_s_are_not(replayed, odd, text, what):
+    record = replayed(AttemptStarted(0.0, 1, 4), *odd_from(41, odd), size=4)._replace(started=0.0)
+    [chart] = charts(record)["charts"]
+    [curve] = chart["curves"]
+    assert chart["x"] == [*range(1, 61)]
+    assert curve["ranks"][0][39:] == pytest.approx([1 / at for at in range(40, 61)], rel=1e-5)
+    assert curve["ranks"][3][39:] == curve["mean"][39:] == [0.025, *[text] * 20]
+    assert chart["odd"] == [(41, 60)]
+    assert curve["best"]["x"] == 40
+    assert "red bar" in charts(record)["legend"]
+    words = f"train/loss is {what} on rank 3 since step 41"
+    assert describe.not_finite_words(record) == [words]
+    assert state_message(record, 61.0)["notices"] == [words]
+    ended = replay([RunFinished(62.0, "finished")], record)
+    assert words in panel(ended, now=62.0, final=True)
+    json.dumps(charts(record), allow_nan=False)
+
+
+def test_many_ranks_keep_their_band_where_one_rank_is_not_finite(replayed):
+    record = replayed(*odd_from(41, math.nan, size=12), size=12)
+    [chart] = charts(record)["charts"]
+    [curve] = chart["curves"]
+    assert (curve["mean"][-1], curve["low"][-1], curve["high"][-1]) == ("nan", *[pytest.approx(1 / 60, rel=1e-5)] * 2)
+
+
+def test_a_few_values_that_are_not_finite_leave_the_others_in_a_long_curve(replayed):
+    reports = [
+        Metrics({"loss": math.nan if at % 100 == 0 else 1.0 + rank}, step=at, time=float(at), rank=rank)
+        for at in range(1, 2001)
+        for rank in (0, 1)
+    ]
+    [chart] = charts(replayed(*reports))["charts"]
+    [curve] = chart["curves"]
+    assert {*curve["ranks"][0]} == {1.0}
+    assert len(chart["odd"]) == 20
+
+
+def test_the_words_name_the_ranks_by_when_their_values_stopped_being_finite(replayed):
+    def reported(*events):
+        return describe.not_finite_words(replayed(*events, size=4))
+
+    def loss(value, rank, step=None, **more):
+        return Metrics({"loss": value}, step=step, time=1.0, rank=rank, **more)
+
+    first = [loss(math.nan, 3, 41), loss(math.inf, 3, 42), *(loss(math.nan, rank, 42) for rank in (0, 1, 2))]
+    assert reported(*first) == ["loss is not finite on rank 3 since step 41, on ranks 0–2 since step 42"]
+    assert reported(*first, loss(1.0, 3, 43)) == ["loss is NaN on ranks 0–2 since step 42"]
+    assert reported(loss(math.nan, 0), loss(math.nan, 1), loss(1.0, 2), loss(math.nan, 2)) == [
+        "loss is NaN on ranks 0, 1 since step 1, on rank 2 since step 2"
+    ]
+    assert reported(loss(math.nan, 1, 4, epoch=0)) == ["loss is NaN on rank 1 since epoch 1, step 4"]
+    assert reported(AttemptStarted(0.0, 1, 4), *first, AttemptEnded(2.0, 1, "lost", 3), AttemptStarted(3.0, 2, 4)) == []

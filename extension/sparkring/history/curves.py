@@ -6,11 +6,11 @@ import bisect
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.history.events import Metrics
-from sparkring.history.metrics import Spread, Table, between, mean, noun, shared, spread
+from sparkring.history.metrics import Spread, Table, between, differ, mean, noun, shared, spread
 from sparkring.history.record import RunRecord
 
 CURVE_POINTS = 400  # a chart in the page is about 600 pixels wide
@@ -24,9 +24,10 @@ _HIGH_IS_BETTER = {"accuracy", "acc", "auc"}
 
 
 class Point(NamedTuple):
-    """A point of a curve. `lowest` and `highest` are the ranks that reported the lowest and the highest value.
+    """A point of a curve. `lowest` and `highest` are the ranks that reported the lowest and the highest finite value.
 
-    `time` is the time at which the first rank had reached `x`.
+    `time` is the time at which the first rank had reached `x`. The mean is not finite if that of some rank is not.
+    `odd` says whether any value was not finite.
     """
 
     x: float
@@ -34,6 +35,7 @@ class Point(NamedTuple):
     lowest: int
     highest: int
     time: float = 0.0
+    odd: bool = False
 
 
 class Curve(NamedTuple):
@@ -74,22 +76,24 @@ def curves_of(record: RunRecord, table: Table, most: int = CURVE_POINTS) -> list
     """Return the curves of each chart, with at most `most` points in each of the lines that make up a curve.
 
     A training metric and its validation metric (`loss`, `val_loss`) share a chart.
-    A metric has no curve if it is finite at fewer than 3 positions, or if no rank has reported it twice.
+    A metric has no curve if it is finite at fewer than 3 positions, or if no rank has reported a finite value twice.
+    Where a rank's values are not finite, its line and the mean have a gap, and the other ranks' lines go on.
     """
     charts: dict[str, list[Curve]] = {}
     measured, ahead, undone = _measured(record, table)
     last, chosen = table.last(), _chosen_by_checkpoints(record)
     for name in sorted(table.names, key=lambda name: name.startswith("val_")):
-        mine = _finite(measured.get(name, ()))
-        reports = Counter(rank for measurement in mine for rank in measurement.by_rank)
-        if len(mine) > 2 and max(reports.values()) > 1:
-            beyond = [measurement for measurement in _finite(ahead.get(name, ())) if measurement.x > mine[-1].x]
+        mine = measured.get(name, [])
+        finite = [[rank for rank, value in m.by_rank.items() if math.isfinite(value)] for m in mine]
+        reports = Counter(rank for ranks in finite for rank in ranks)
+        if sum(map(bool, finite)) > 2 and max(reports.values()) > 1:
+            beyond = [measurement for measurement in ahead.get(name, ()) if measurement.x > mine[-1].x]
             stride = -(-(len(mine) + len(beyond)) // most)
             going = {rank for measurement in beyond for rank in measurement.by_rank}
             (points, by_rank), (faster, their) = _thinned(mine, stride, going), _thinned(beyond, stride)
             for rank, line in their.items():
                 by_rank.setdefault(rank, []).extend(line)
-            lost = (_finite(part.get(name, ())) for part in undone.values())
+            lost = (part.get(name, []) for part in undone.values())
             lines = tuple(_thinned(part, -(-len(part) // most))[0] for part in lost if len(part) > 1)
             mode = chosen.get(name) or _mode(name)
             best = _best(mine, mode, going) if mode else None
@@ -135,8 +139,9 @@ def _best(measured: list[_Measured], mode: _Mode, going: Container[int]) -> tupl
             ranks.update(measurement.by_rank)
             complete = at
     pick = min if mode == "min" else max
-    best = pick(points[complete:], key=lambda point: point.value.mean)
-    return best.x, best.value.mean
+    finite = (point for point in points[complete:] if math.isfinite(point.value.mean))
+    best = pick(finite, key=lambda point: point.value.mean, default=None)
+    return None if best is None else (best.x, best.value.mean)
 
 
 _ByName = dict[str, list[_Measured]]
@@ -271,10 +276,6 @@ def other_axes(record: RunRecord, table: Table) -> dict[str, tuple[float, float]
     return {"step": (0, steps)}
 
 
-def _finite(measured: Iterable[_Measured]) -> list[_Measured]:
-    return [measurement for measurement in measured if math.isfinite(sum(measurement.by_rank.values()))]
-
-
 _Lines = dict[int, list[tuple[float, float]]]
 
 
@@ -286,7 +287,7 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
     for points in by_rank.values():
         for x, value in points:
             at.setdefault(x, []).append(value)
-    return dict(sorted(by_rank.items())) if any(spread(values).differs for values in at.values()) else {}
+    return dict(sorted(by_rank.items())) if any(map(differ, at.values())) else {}
 
 
 def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ()) -> tuple[tuple[Point, ...], _Lines]:
@@ -317,10 +318,15 @@ def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ())
                 values[rank] = [between(own[at - 1], own[at] if at < len(own) else None, x)]
         for measurement in some if gaps else ():
             seen.update(measurement.by_rank.keys())
-        means = {rank: mean(numbers) for rank, numbers in values.items()}
-        low = min((min(numbers), rank) for rank, numbers in values.items())
-        high = max((max(numbers), rank) for rank, numbers in values.items())
-        points.append(Point(x, Spread(mean([*means.values()]), low[0], high[0]), low[1], high[1], some[-1].time))
+        count = sum(map(len, values.values()))
+        finite = {rank: [*filter(math.isfinite, numbers)] for rank, numbers in values.items()}
+        means = {rank: mean(finite[rank] or numbers[:1]) for rank, numbers in values.items()}
+        none = math.nan, next(iter(values))
+        low, lowest = min(((min(numbers), rank) for rank, numbers in finite.items() if numbers), default=none)
+        high, highest = max(((max(numbers), rank) for rank, numbers in finite.items() if numbers), default=none)
+        odd = sum(map(len, finite.values())) < count
+        value = Spread(spread(means.values()).mean, low, high)
+        points.append(Point(x, value, lowest, highest, some[-1].time, odd))
         for rank, number in means.items():
             by_rank.setdefault(rank, []).append((x, number))
     return tuple(points), by_rank

@@ -284,6 +284,12 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(mean(numbers), min(numbers), max(numbers))
 
 
+def differ(values: Iterable[float]) -> bool:
+    """Return whether the ranks' values of a metric differ. They also differ if only some of them are finite."""
+    known = list(values)
+    return spread(known).differs or len({math.isfinite(value) for value in known}) > 1
+
+
 def between(before: tuple[float, float], after: tuple[float, float] | None, x: float) -> float:
     """Return the value at `x`, interpolated between two points. If there is no point after it, return the value before.
 

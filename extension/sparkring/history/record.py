@@ -8,6 +8,7 @@ most DISPLAYS_KEPT displays, of at most DISPLAY_BYTES in total.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -171,6 +172,14 @@ class FailedCommand(NamedTuple):
     total: int = 0
 
 
+class NotFinite(NamedTuple):
+    """Since which epoch and step a rank's values of a metric are not finite, and `what` they are: NaN or infinite."""
+
+    what: str
+    epoch: int | None
+    step: int | None
+
+
 class RunRecord(NamedTuple):
     """One run.
 
@@ -204,6 +213,7 @@ class RunRecord(NamedTuple):
     recent_count: int = 0
     displays: tuple[events.Displayed, ...] = ()  # the displays that were not left out, in order of arrival
     metrics: tuple[events.Metrics, ...] = ()
+    not_finite: Mapping[tuple[str, int], NotFinite] = {}  # by metric and rank, if the rank's last value is not finite
     notices: tuple[events.Notice, ...] = ()
     failed_commands: Mapping[tuple[str, int], FailedCommand] = {}  # by command and exit code
     outcome: events.Ending | None = None
@@ -313,7 +323,8 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
             return _told(record._replace(items=item_records.measured(record.items, event)), event)
         case events.Metrics():
             kept = with_report(record.metrics, event)
-            record = record._replace(metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
+            record = _with_not_finite(record._replace(metrics=kept), kept[-1])
+            record = record if len(kept) <= METRICS_KEPT else record._replace(metrics=_thinned(kept))
             return _told(record, event, metrics=kept[-1])
         case events.GpuUsed():
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
@@ -376,6 +387,23 @@ def _item_changed(record: RunRecord, event: events.ItemStarted | events.ItemEnde
     for rank in record.ranks[slot * items.ranks_each : (slot + 1) * items.ranks_each] if slot >= 0 else ():
         record = _with_last_lines(record, rank)  # the next item begins a new line
     return record._replace(items=item_records.ended(items, event))
+
+
+def _with_not_finite(record: RunRecord, report: events.Metrics) -> RunRecord:
+    odd = {name: value for name, value in report.values.items() if not math.isfinite(value)}
+    if not odd and not record.not_finite:
+        return record
+    known = dict(record.not_finite)
+    for name in report.values:
+        before = known.pop((name, report.rank), None)
+        if name in odd and len(known) < METRICS_KEPT:
+            what = "NaN" if math.isnan(odd[name]) else "infinite"
+            step = report.step
+            if before is None and step is None and report.epoch is None:  # such reports are numbered
+                step = sum(other.rank == report.rank for other in record.metrics)
+            since = before or NotFinite(what, report.epoch, step)
+            known[name, report.rank] = since._replace(what=what if what == since.what else "not finite")
+    return record._replace(not_finite=known)
 
 
 def _command_failed(record: RunRecord, event: events.CommandFailed) -> RunRecord:
@@ -547,6 +575,7 @@ def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
     )
     begun = Attempt(event.number, event.time, event.size, event.checkpoint, event.step, most=event.most)
     attempts = (*record.attempts, begun)
+    record = record._replace(not_finite={})
     return record._replace(size=event.size, ranks=ranks, joined=0, running_since=0.0, attempts=attempts)
 
 

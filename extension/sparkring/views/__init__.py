@@ -65,5 +65,5 @@ def show_run(record: RunRecord) -> None:
     else:
         from sparkring.history import describe
 
-        notices = [f"sparkring: {describe.first_line(notice.text, 1000)}" for notice in record.notices]
+        notices = [f"sparkring: {notice}" for notice in describe.notices(record, len(record.notices))]
         write("\n".join([describe.short(record, describe.last_known(record)), *notices]) + "\n")

@@ -20,7 +20,7 @@ COLOURS = (BLUE, AMBER)  # the colours of a chart's first and second curve: trai
 _DIGITS, _TIME_DIGITS = 6, 5  # the significant digits of values and times; a screen cannot show more
 _LONG = 16  # if a column of at least this length has only grown, only its new numbers are sent
 
-Column = list[float | None]
+Column = list["float | str | None"]
 
 
 @metrics.remembered("started", "metrics", "attempts", "checkpoints", "finished_ranks")
@@ -30,8 +30,9 @@ def charts(record: RunRecord) -> dict[str, Any]:
     `axes` holds the other quantities that the horizontal axis can show besides `axis` (other_axes). A chart's
     `x` lists positions on `axis`, in ascending order. Its `time` lists when the first rank reached each position, in
     seconds since the run began. The columns of a curve have an entry for each position: the value of the curve, or
-    None. If a curve has `until`, only the faster ranks have reached the positions after `until`. Steps that a restart
-    has undone have their own `x` and `time`.
+    None, or text if the value is not finite. `odd` lists the spans of positions with such values of any rank. If a
+    curve has `until`, only the faster ranks have reached the positions after `until`. Steps that a restart has undone
+    have their own `x` and `time`.
     """
     table = metrics.table(record)
     drawn = curves_of(record, table)[:MOST] if table.rows else []
@@ -65,7 +66,7 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
                 {
                     "x": [p.x for p in part],
                     "time": list(_times(part, began).values()),
-                    "mean": [_short(p.value.mean) for p in part],
+                    "mean": _column([p.x for p in part], means(part)),
                 }
                 for part in curve.undone
             ],
@@ -80,7 +81,17 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
             for name, values in zip(("low", "high", "lowest", "highest"), zip(*bounds, strict=True), strict=True):
                 columns[name] = _column(xs, zip((point.x for point in points), values, strict=True))
         drawn.append(columns)
-    return {"words": plain(words(curves, axis)), "x": xs, "time": list(times.values()), "curves": drawn}
+    chart = {"words": plain(words(curves, axis)), "x": xs, "time": list(times.values()), "curves": drawn}
+    return {**chart, "odd": odd} if (odd := odd_spans(curves)) else chart
+
+
+def odd_spans(curves: Sequence[Curve]) -> list[tuple[float, float]]:
+    """Return the first and the last position of each stretch of a chart where some rank's values are not finite."""
+    points = sorted({(point.x, point.odd) for curve in curves for point in (*curve.points, *curve.ahead)})
+    # If two curves share a position, an odd value counts. It comes last, so it replaces the other.
+    stretches = itertools.groupby(dict(points).items(), operator.itemgetter(1))
+    xs = [[x for x, _ in stretch] for is_odd, stretch in stretches if is_odd]
+    return [(stretch[0], stretch[-1]) for stretch in xs]
 
 
 def since(old: Any, new: Any) -> Any:
@@ -101,7 +112,15 @@ def since(old: Any, new: Any) -> Any:
 
 def has_band(curve: Curve) -> bool:
     """Return whether the ranks' values differ, but there are too many ranks to draw a line for each of them."""
-    return not curve.ranks and any(point.value.differs for point in curve.points)
+    return not curve.ranks and (any(point.value.differs for point in curve.points) or lacks_means(curve))
+
+
+def lacks_means(curve: Curve) -> bool:
+    """Return whether there are positions without a finite mean at which some rank's value is finite.
+
+    There, the edges of a band are drawn, because the other ranks' values may all be the same.
+    """
+    return any(math.isfinite(point.value.low) and not math.isfinite(point.value.mean) for point in curve.points)
 
 
 def means(points: Sequence[Point]) -> list[tuple[float, float]]:
@@ -111,7 +130,7 @@ def means(points: Sequence[Point]) -> list[tuple[float, float]]:
 
 def _column(xs: Sequence[float], points: Iterable[tuple[float, float]]) -> Column:
     at = dict(points)
-    return [_short(at[x]) if x in at else None for x in xs]
+    return [(_short(at[x]) if math.isfinite(at[x]) else number(at[x])) if x in at else None for x in xs]
 
 
 def _times(points: Iterable[Point], began: float) -> dict[float, float]:
@@ -158,6 +177,7 @@ def legend(shown: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
         "faint: steps that some ranks have not reported yet" if any(curve.ahead for curve in curves) else "",
         "dotted: discarded by a restart" if any(curve.undone for curve in curves) else "",
         "red: restart" if "restart" in kinds else "",
+        "red bar at the top: NaN or infinite" if any(map(odd_spans, shown)) else "",
         "ring: best value" if any(curve.best for curve in curves) else "",
         "green tick: checkpoint" if "checkpoint" in kinds else "",
     )

@@ -12,14 +12,16 @@ import bisect
 import functools
 import importlib.util
 import io
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.history.curves import Curve, Mark
 from sparkring.history.describe import dotted, number
+from sparkring.history.metrics import mean
 from sparkring.runtime.packages import command
-from sparkring.views.charts import COLOURS, best_words, has_band, means, words
+from sparkring.views.charts import COLOURS, best_words, has_band, lacks_means, means, odd_spans, words
 from sparkring.views.description import Bars
 from sparkring.views.markup import GREEN, GREY, RANK_COLOURS, RED, text, tint
 
@@ -140,6 +142,8 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
             axes.axvline(mark.x, color=RED, linewidth=0.9, linestyle=(0, (2, 2)), alpha=0.8)
         else:
             axes.axvline(mark.x, ymax=0.05, color=GREEN, linewidth=1.2)
+    for first, last in odd_spans(curves):
+        axes.axvspan(first, last, ymin=0.97, color=RED, linewidth=1)
     for curve, colour in zip(curves, COLOURS, strict=False):
         style: Any = (0, (4, 2)) if curve.name.startswith("val_") else "-"
         end = curve.points[-1]
@@ -153,7 +157,9 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
         if has_band(curve):
             for some, alpha in ((curve.points, 0.2), ((end, *curve.ahead), 0.2 * FAINT)):
                 low, high = [point.value.low for point in some], [point.value.high for point in some]
-                axes.fill_between([point.x for point in some], low, high, color=colour, alpha=alpha, linewidth=0)
+                axes.fill_between(
+                    [point.x for point in some], low, high, color=colour, alpha=alpha, linewidth=lacks_means(curve)
+                )
         elif curve.ahead and not curve.ranks:
             axes.plot(*zip(*means((end, *curve.ahead)), strict=True), color=colour, lw=1.4, ls=style, alpha=FAINT)
         axes.plot(*zip(*means(curve.points), strict=True), color=colour, lw=1.4, ls=style)
@@ -161,7 +167,7 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
             axes.plot(*curve.best, "o", markersize=4, markerfacecolor="none", markeredgecolor=colour, markeredgewidth=1)
     _name_ranks(axes, curves)
     ticked(axes)
-    values = {point.value.mean for curve in curves for point in curve.points}
+    values = {point.value.mean for curve in curves for point in curve.points if math.isfinite(point.value.mean)}
     if len(values) == 1:
         axes.set_yticks([*values])
     axes.set_xlabel(axis, labelpad=1)
@@ -208,9 +214,11 @@ def _name_ranks(axes: Axes, curves: Sequence[Curve]) -> None:
     """Name the ranks whose lines end highest and lowest, if these ends are far from the mean."""
     low, high = axes.get_ylim()
     for curve in curves:
-        ends = sorted((points[-1][1], rank, points[-1][0]) for rank, points in curve.ranks.items())
+        finite = {rank: [point for point in points if math.isfinite(point[1])] for rank, points in curve.ranks.items()}
+        ends = sorted((points[-1][1], rank, points[-1][0]) for rank, points in finite.items() if points)
+        middle = mean([value for value, *_ in ends]) if ends else 0.0
         for value, rank, x in {ends[0], ends[-1]} if ends else ():
-            if abs(value - curve.points[-1].value.mean) > _RANK_APART * (high - low):
+            if abs(value - middle) > _RANK_APART * (high - low):
                 axes.annotate(
                     f"rank {rank}", (x, value), (0, 2), textcoords="offset points",
                     ha="right", va="bottom", fontsize=6.5, color=_rank_colour(rank),

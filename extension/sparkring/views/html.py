@@ -119,7 +119,12 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
     if final and describe.quick(record):
         return {"text/html": _quick(record), "text/plain": describe.last_lines(record) or describe.closing(record, now)}
     story = [chapter.line for chapter in attempts.story(record)[-restarts.ATTEMPTS_SHOWN :]]
-    lines_of_text = [*story, *reading.closing_words(record, now), *timelines.closing_words(record)]
+    lines_of_text = [
+        *story,
+        *describe.not_finite_words(record),
+        *reading.closing_words(record, now),
+        *timelines.closing_words(record),
+    ]
     lines_of_text += [] if record.ended else [state.as_of(now)]
     plain = "\n".join([describe.short(record, now), *(f"sparkring: {line}" for line in lines_of_text)])
     return {"text/html": panel(record, now=now, final=final), "text/plain": plain}

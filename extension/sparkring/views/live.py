@@ -329,7 +329,7 @@ def state_message(record: RunRecord, now: float) -> Message:
         "progress": words,
         "left": left,
         "last": describe.metric_words(record, 4),
-        "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
+        "notices": describe.notices(record, NOTICES),
         "notify": record.notify,
         "asks": [
             {name: getattr(asked, name) for name in ("rank", "number", "time", "hidden")}

@@ -58,7 +58,7 @@ class TerminalView:
             hidden = f"{describe.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
             lines.append(f"sparkring: {hidden}{_see(describe.log_path(record))}")
         closing = [*reading.closing_words(record, record.ended), *timelines.closing_words(record)]
-        closing += [*displays.closing_words(record), describe.importance(record)]
+        closing += [*displays.closing_words(record), *describe.not_finite_words(record), describe.importance(record)]
         if not describe.quick(record):
             log = f"log: {describe.log_path(record)}" if record.outcome == "finished" and record.log_folder else ""
             closing.append(describe.dotted(describe.closing(record, record.ended), log))

@@ -54,6 +54,16 @@ test("with many ranks, the cursor shows the lowest and the highest value, and th
   assert.deepEqual(readings(byStep(MANY), 1), [["mean", -1, ["1e-05"]], ["lowest", -1, ["-1 (rank 8)"]], ["highest", -1, ["4 (rank 63)"]]]);
 });
 
+test("a line has a gap where values are not finite, and spans positions without a report", () => {
+  const chart = { x: [1, 2, 3, 4], time: [1, 2, 3, 4], curves: [{ name: "loss", colour: "#111111", dashed: false, mean: [2, 3, "nan", 1],
+    ranks: { 0: [2, null, "inf", 1] }, undone: [] }] };
+  const odd = byStep(chart), { data, series } = plotted(odd, { smoothing: 0.6 });
+  assert.deepEqual(data[1].map((value) => value && Number(value.toFixed(6))), [2, undefined, null, 1.375]);
+  assert.ok(series.slice(1).every(({ spanGaps }) => !spanGaps) && plotted(byStep(FEW)).series[1].spanGaps);
+  assert.deepEqual(readings(odd, 2), [["mean", -1, ["nan"]], ["rank 0", 0, ["inf"]]]);
+  assert.ok(isPositive(odd));
+});
+
 test("a logarithmic axis takes positive values only", () => {
   assert.ok(isPositive(byStep(FEW)));
   assert.ok(!isPositive(byStep(MANY)));

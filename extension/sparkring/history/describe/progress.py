@@ -8,7 +8,7 @@ from types import MappingProxyType
 from sparkring.history import metrics
 from sparkring.history.describe.item_runs import items, items_rate
 from sparkring.history.describe.run import elapsed_s, ranks, states
-from sparkring.history.describe.streams import stream
+from sparkring.history.describe.streams import step_noun, stream
 from sparkring.history.describe.text import (
     METRICS_NAMED,
     counted,
@@ -83,6 +83,35 @@ def metric_words(record: RunRecord, most: int) -> list[str]:
     """Return the last mean over the ranks for each of the first `most` metrics: `loss 0.031`."""
     last = metrics.table(record).last()
     return [f"{plain(name)} {number(last[name].mean)}" for name in list(last)[:most]]
+
+
+def notices(record: RunRecord, most: int) -> list[str]:
+    """Return the texts of the last notices, at most `most`, and which metrics are not finite on which ranks."""
+    last = record.notices[-most:] if most else ()
+    return [*(first_line(notice.text, 600) for notice in last), *not_finite_words(record)]
+
+
+def not_finite_words(record: RunRecord) -> list[str]:
+    """Say which metrics are not finite: `loss is NaN on rank 3 since step 41, on ranks 0–2 since step 42`."""
+    noun, shift = step_noun(record), 1 - metrics.first_epoch(record)
+    sentences = []
+    for name in dict.fromkeys(name for name, _ in record.not_finite):
+        since = {rank: odd for (other, rank), odd in record.not_finite.items() if other == name}
+        ranks_at: dict[tuple[int, int], list[int]] = {}
+        for rank, odd in since.items():
+            ranks_at.setdefault(
+                (-1 if odd.epoch is None else odd.epoch, -1 if odd.step is None else odd.step), []
+            ).append(rank)
+        words = []
+        for (epoch, step), some in sorted(ranks_at.items())[:2]:
+            place = [f"epoch {epoch + shift:,}"] * (epoch >= 0) + [f"{noun} {step:,}"] * (step >= 0)
+            words.append(f"on {rank_list(some)} since {', '.join(place)}")
+        later = sum(map(len, [some for _, some in sorted(ranks_at.items())[2:]]))
+        words += [f"on {counted(later, 'more rank')} since later"] if later else []
+        kinds = {odd.what for odd in since.values()}
+        sentences.append(f"{plain(name)} is {kinds.pop() if len(kinds) == 1 else 'not finite'} {', '.join(words)}")
+    more = len(sentences) - METRICS_NAMED
+    return sentences[:METRICS_NAMED] + ([f"so are {counted(more, 'more metric')}"] if more > 0 else [])
 
 
 def short(record: RunRecord, now: float) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sparkring.history import describe, metrics
 from sparkring.history.curves import curve_axis, curves_of, marks_of
@@ -87,16 +86,10 @@ def by_rank_html(record: RunRecord) -> str:
     return details("Last metrics by rank", _by_rank(record, metrics.table(record)))
 
 
-def _differ(values: Iterable[float]) -> bool:
-    """Whether the ranks' values of a metric differ. They also differ if only some of them are finite."""
-    known = list(values)
-    return metrics.spread(known).differs or len({math.isfinite(value) for value in known}) > 1
-
-
 def _by_rank(record: RunRecord, table: Table) -> str:
     last = metrics.last_by_rank(record)
     by_name = ([values[name] for values in last.values() if name in values] for name in table.names)
-    if not any(map(_differ, by_name)):
+    if not any(map(metrics.differ, by_name)):
         return ""
     rows = [
         (str(rank), [Spread(*[values[name]] * 3) if name in values else None for name in table.names])

@@ -41,9 +41,8 @@ def waiting_html(record: RunRecord) -> str:
 
 
 def notices_html(record: RunRecord, form: Form) -> str:
-    """Return the last notices: at most three in the form "stacked", and at most ten in the other forms."""
-    notices = record.notices[-3 if form == "stacked" else -10 :]
-    return "".join(note(f"⚑ {describe.first_line(notice.text, 600)}") for notice in notices)
+    """Return the last notices: at most three in the form "stacked", else ten, and which metrics are not finite."""
+    return "".join(note(f"⚑ {notice}") for notice in describe.notices(record, 3 if form == "stacked" else 10))
 
 
 def progress_html(record: RunRecord, now: float) -> str:

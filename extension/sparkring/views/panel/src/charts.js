@@ -8,6 +8,7 @@ import { number, ticking } from "./words.js";
 
 const LEAST_WIDTH = 320, LEAST_HEIGHT = 160, MOST_HEIGHT = 260; // px; the width is also in panel.css
 const TICK = 6; // px: the height of a checkpoint's mark
+const ODD = 4; // px: the height of the mark of values that are not finite
 const RING = 4; // px: the radius of the mark of the best value
 const NEAR = 8; // px: the largest distance from a rank's line at which a click selects the rank
 // Intervals of time are whole seconds, minutes, hours or days.
@@ -153,8 +154,8 @@ class Chart extends Plot {
     if (this.renew(kind, height, data, { ...this.options(log), series, bands })) {
       if (zoom) this.plot.setScale("x", { min, max });
     } else {
-      series.forEach(({ stroke, width, alpha, rank }, at) => {
-        if (at) Object.assign(this.plot.series[at], { stroke: () => stroke, width, alpha, rank });
+      series.forEach(({ stroke, width, alpha, rank, spanGaps }, at) => {
+        if (at) Object.assign(this.plot.series[at], { stroke: () => stroke, width, alpha, rank, spanGaps });
       });
       this.plot.setData(data, !zoom);
       if (zoom) this.plot.redraw();
@@ -177,7 +178,7 @@ class Chart extends Plot {
     };
   }
 
-  // Mark where restarted ranks resumed, and where checkpoints were saved.
+  // Mark where restarted ranks resumed, where checkpoints were saved, and, along the top, where values are not finite.
   drawMarks(plot) {
     const { ctx, bbox } = plot, ratio = devicePixelRatio, bottom = bbox.top + bbox.height;
     const lines = (places, top, colour, dashes) => {
@@ -196,6 +197,12 @@ class Chart extends Plot {
     ctx.save();
     lines(this.told.restarts, bbox.top, RED, [3, 3]);
     lines(this.told.checkpoints, bottom - TICK * ratio, GREEN, []);
+    ctx.fillStyle = RED;
+    for (const span of this.chart.odd ?? []) {
+      const ends = span.map((place) => plot.valToPos(this.laid.moved(place), "x", true));
+      const [left, right] = ends.map((x) => Math.min(Math.max(x, bbox.left), bbox.left + bbox.width));
+      if (ends[1] >= bbox.left && ends[0] <= left) ctx.fillRect(left - ratio, bbox.top, right - left + 2 * ratio, ODD * ratio);
+    }
     ctx.restore();
   }
 
@@ -239,7 +246,7 @@ class Chart extends Plot {
     let found = null, least = NEAR;
     this.plot.series.forEach(({ rank }, at) => {
       const value = rank === undefined ? null : this.plot.data[at][idx];
-      const far = value === null ? Infinity : Math.abs(this.plot.valToPos(value, "y") - top);
+      const far = value == null ? Infinity : Math.abs(this.plot.valToPos(value, "y") - top);
       if (far < least) [found, least] = [rank, far];
     });
     return found;

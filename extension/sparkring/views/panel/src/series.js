@@ -8,7 +8,7 @@ export const SMOOTHING = { off: 0, light: 0.6, strong: 0.9 };
 
 const ITEM_COLOURS = [BLUE, AMBER]; // as charts.COLOURS
 const DASHES = [4, 3], DOTS = [1, 2];
-const BAND_OPACITY = "2e", FAINT_BAND_OPACITY = "12"; // two hexadecimal digits, which are appended to a colour
+const BAND_OPACITY = "2e", FAINT_BAND_OPACITY = "12", EDGE_OPACITY = "80"; // two hexadecimal digits, which are appended to a colour
 const FAINT = 0.35; // the opacity of values that only the faster ranks have reported; also in views/figure.py
 const UNCHOSEN = 0.2; // the opacity of ranks that are not selected while others are
 
@@ -80,13 +80,13 @@ function between(x, time, place) {
 
 // ── What is drawn ─────────────────────────────────────────────────────────────
 
-// Return the exponential moving average of a column. `weight` is the weight of the earlier values. Nulls stay nulls. The
+// Return the exponential moving average of a column. `weight` is the weight of the earlier values. Nulls and texts stay as they are. The
 // first averages are corrected for the missing earlier values, so that the average does not start at zero.
 export function smoothed(column, weight) {
   if (!weight) return column;
   let sum = 0, share = 1;
   return column.map((value) => {
-    if (value === null) return null;
+    if (typeof value !== "number") return value;
     share *= weight;
     sum = weight * sum + (1 - weight) * value;
     return sum / (1 - share);
@@ -104,9 +104,11 @@ function part(column, from, to) {
 // ranks are faint, too.
 export function plotted({ x, curves }, { smoothing = 0, chosen = new Set() } = {}) {
   const data = [x], series = [{}], bands = [];
+  // A line spans positions without a report, and has gaps where values are not finite. uPlot wants undefined and null for these.
   const add = (column, looks) => {
-    data.push(column);
-    series.push({ spanGaps: true, points: { show: false }, alpha: 1, ...looks });
+    const spanGaps = !column.some((value) => typeof value === "string");
+    data.push(spanGaps ? column : column.map((value) => (value === null ? undefined : typeof value === "string" ? null : value)));
+    series.push({ spanGaps, points: { show: false }, alpha: 1, ...looks });
     return data.length - 1;
   };
   const addBoth = (column, until, looks) => {
@@ -116,10 +118,11 @@ export function plotted({ x, curves }, { smoothing = 0, chosen = new Set() } = {
     add(beyond, { ...looks, alpha: FAINT * (looks.alpha ?? 1) });
     return add(part(column, 0, until), looks);
   };
-  for (const { colour, low, high, until } of curves) {
+  for (const { colour, low, high, until, mean } of curves) {
     if (!low) continue;
+    const edge = { stroke: colour + EDGE_OPACITY, width: mean.some((value) => typeof value === "string") ? 1 : 0 };
     const area = (from, to, opacity) => {
-      bands.push({ series: [add(part(high, from, to), { width: 0 }), add(part(low, from, to), { width: 0 })], fill: colour + opacity });
+      bands.push({ series: [high, low].map((column) => add(part(column, from, to), edge)), fill: colour + opacity });
     };
     area(0, until, BAND_OPACITY);
     if (until < x.length - 1) area(until, x.length, FAINT_BAND_OPACITY);
@@ -165,7 +168,7 @@ function itemChart(by, names, curves) {
 // Return whether a logarithmic axis can show all values of a chart that is laid().
 export function isPositive({ curves }) {
   return curves.every(({ mean, low, ranks, undone }) => (
-    [mean, low ?? [], ...Object.values(ranks), ...undone].every((column) => column.every((value) => value === null || value > 0))
+    [mean, low ?? [], ...Object.values(ranks), ...undone].every((column) => column.every((value) => typeof value !== "number" || value > 0))
   ));
 }
 
@@ -181,7 +184,7 @@ export function readings({ curves }, at) {
     for (let place = at; place >= 0 && (at <= until || place > until); place--) if (column[place] != null) return column[place];
     return null;
   };
-  const told = (value) => (value == null ? "" : number(value));
+  const told = (value) => (typeof value === "number" ? number(value) : value ?? "");
   const rows = [["mean", -1, curves.map(({ mean, until }) => told(before(mean, until)))]];
   const ranks = new Set(curves.flatMap(({ ranks }) => Object.keys(ranks).map(Number)));
   for (const rank of [...ranks].sort((a, b) => a - b)) {
@@ -191,7 +194,7 @@ export function readings({ curves }, at) {
     if (!curves.some((curve) => curve[bound])) continue;
     rows.push([name, -1, curves.map((curve) => {
       const value = curve[bound] && before(curve[bound], curve.until);
-      return value == null ? "" : `${number(value)} (rank ${before(curve[whose], curve.until)})`;
+      return value == null ? "" : `${told(value)} (rank ${before(curve[whose], curve.until)})`;
     })]);
   }
   if (rows.length === 1) rows[0][0] = "value";
