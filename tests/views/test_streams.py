@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from sparkring.history import describe, events, metrics
 from sparkring.history.record import RunRecord, replay
 from sparkring.views import attempts, charts, checkpoints, html, live
+from sparkring.views.figure import stacked_bars
 from sparkring.views.sections import stream as section
 from sparkring.views.terminal import TerminalView
 
@@ -225,3 +227,12 @@ def test_the_saved_view_of_a_background_run_is_created_at_once():
     view.refresh(streamed([]))
     assert shown[:1] == [False]
     assert len(shown) == 2, "the panel and the displays below it"
+
+
+@pytest.mark.parametrize(("batches", "labels"), [(range(47, 167), ["50", "75", "100"]), (range(3, 9), ["4", "8"])])
+def test_the_saved_chart_has_labels_at_round_batches(batches, labels):
+    bars = section.described_tab(streamed(batches).stream, streamed(batches)).bars
+    axes = Figure().add_subplot()
+    stacked_bars(axes, bars)
+    assert [label.get_text() for label in axes.get_xticklabels()][: len(labels)] == labels
+    assert axes.get_xticks()[0] == int(labels[0]) - batches[0]

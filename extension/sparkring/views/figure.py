@@ -182,7 +182,9 @@ def many_curves(axes: Axes, curves: Sequence[Sequence[tuple[float, float]]], loo
 
 
 def stacked_bars(axes: Axes, bars: Bars) -> None:
-    """Draw the parts of the bars that are shown, one above the other."""
+    """Draw the parts of the bars that are shown, one above the other. The names of the bars are numbers."""
+    from matplotlib.ticker import MaxNLocator
+
     table = bars.table
     names, places = table.column(table.columns[0].name), range(len(table.rows))
     bottoms = [0.0] * len(places)
@@ -195,9 +197,12 @@ def stacked_bars(axes: Axes, bars: Bars) -> None:
     for at, cell in enumerate(table.column(column)):
         if cell == marked:
             axes.axvspan(at - 0.4, at + 0.4, ymax=0.03, color=RED, linewidth=0)
-    axes.set_xlim(-0.8, max(len(places), bars.slots) - 0.2)
+    slots = max(len(places), bars.slots)
+    axes.set_xlim(-0.8, slots - 0.2)
     ticked(axes)
-    axes.xaxis.set_major_formatter(lambda x, _: f"{names[round(x)]}" if 0 <= round(x) < len(places) else "")
+    round_names = MaxNLocator(max(1, 5 * len(names) // slots), integer=True).tick_values(min(names), max(names))
+    ticks = {at: f"{name}" for at, name in enumerate(names) if name in round_names}
+    axes.set_xticks([*ticks], [*ticks.values()])
     axes.set_xlabel(table.columns[0].title, labelpad=1)
 
 

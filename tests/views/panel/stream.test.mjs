@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-import { span, stacked, Stream, told } from "../../../extension/sparkring/views/panel/src/stream.js";
+import { span, stacked, Stream, ticks, told } from "../../../extension/sparkring/views/panel/src/stream.js";
 
 const row = (batch, how = "trained") => [batch, 64, how, 0.5, 0, 2, 1, 4, 7.5, batch % 2 === 0, null, batch];
 const message = (end, ...rows) => ({ end, kept: 3, rows });
@@ -35,6 +35,17 @@ test("the parts are stacked, and the topmost is drawn first", () => {
 test("a few batches do not fill the chart", () => {
   assert.deepEqual(span([row(1)]), [-0.7, 29.7]);
   assert.deepEqual(span(Array(100).fill(row(1))), [-0.7, 99.7]);
+});
+
+test("when the last batches move on, so does the axis, whose labels are at round numbers", () => {
+  const stream = new Stream();
+  stream.add(message(4, row(9), row(10), row(11), row(12)));
+  const { batches, first } = stream;
+  assert.equal(first, 1);
+  assert.deepEqual(stacked(batches, new Set(["saving"]), first).data[0], [1, 2, 3]);
+  assert.deepEqual(ticks(batches, 5, first), [1]);
+  assert.deepEqual(ticks(batches, 4, first), [3]);
+  assert.deepEqual(span(batches, first).map((place) => Number(place.toFixed(6))), [0.3, 30.7]);
 });
 
 test("the times of a batch in words", () => {

@@ -17,22 +17,32 @@ export class Stream {
     this.told = message;
   }
 
+  // The number of the first batch that is kept.
+  get first() {
+    return Math.min(...this.numbered.keys());
+  }
+
   get batches() {
     return [...this.numbered].sort(([a], [b]) => a - b).map(([, batch]) => batch);
   }
 }
 
-// Return a column of positions, and a column for each of the parts that is shown, with the top of the part in each bar. The
-// part that is on top comes first, since its bar is drawn from the bottom, and the others cover it.
-export function stacked(batches, shown) {
+// Return a column of positions from `first` on, and a column for each of the parts that is shown, with the top of the part in each
+// bar. The part that is on top comes first, since its bar is drawn from the bottom, and the others cover it.
+export function stacked(batches, shown, first = 0) {
   const parts = Object.keys(BATCH_PARTS).filter((name) => shown.has(name)), sums = batches.map(() => 0);
   const columns = parts.map((name) => batches.map((batch, at) => (sums[at] += batch[name])));
-  return { parts: parts.reverse(), data: [batches.map((_, at) => at), ...columns.reverse()] };
+  return { parts: parts.reverse(), data: [batches.map((_, at) => first + at), ...columns.reverse()] };
 }
 
 // Return the lowest and the highest position that a chart of these batches shows.
-export function span(batches) {
-  return [-0.7, Math.max(batches.length, BATCH_SLOTS) - 0.3];
+export function span(batches, first = 0) {
+  return [first - 0.7, first + Math.max(batches.length, BATCH_SLOTS) - 0.3];
+}
+
+// Return the positions of the batches with round numbers: multiples of `unit`.
+export function ticks(batches, unit, first = 0) {
+  return batches.flatMap(({ batch }, at) => (batch % unit ? [] : [first + at]));
 }
 
 // Return what one batch shows at the cursor: pairs of a name and a text.

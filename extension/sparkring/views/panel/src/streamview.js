@@ -5,7 +5,7 @@ import { ChartsView } from "./charts.js";
 import { BATCH_PARTS, BATCH_TITLE, RED } from "./constants.js";
 import { fillPairs, make, put, toggle } from "./elements.js";
 import { Plot } from "./plot.js";
-import { span, stacked, told } from "./stream.js";
+import { span, stacked, ticks, told } from "./stream.js";
 import { ago, duration } from "./words.js";
 
 const PARTS = Object.keys(BATCH_PARTS);
@@ -52,7 +52,7 @@ export class StreamView extends Plot {
     this.bars.hidden = !batches.length;
     this.charts.draw(curves);
     this.grid.classList.toggle("sr-uncharted", this.charts.element.hidden);
-    if (batches.length) this.drawBars(message, batches);
+    if (batches.length) this.drawBars(message, stream, batches);
   }
 
   // A value that is a number is a point in time.
@@ -65,7 +65,7 @@ export class StreamView extends Plot {
     this.figures.replaceChildren(...shown.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   }
 
-  drawBars(message, batches) {
+  drawBars(message, stream, batches) {
     const width = this.place.clientWidth, colour = getComputedStyle(this.element).color;
     const shown = new Set(PARTS.filter((name) => this.choice.get(name) ?? message.parts[PARTS.indexOf(name)][0]));
     const around = this.place.offsetTop + (this.legend.hidden ? 4 : 22);
@@ -74,11 +74,12 @@ export class StreamView extends Plot {
     if (!width || signature.every((each, at) => each === this.drawn?.[at])) return;
     this.drawn = signature;
     this.batches = batches;
+    this.first = stream.first;
     this.colour = colour;
     this.legend.hidden = !message.legend;
     put(this.legend, message.legend);
     this.drawShares(message.parts, shown);
-    const { parts, data } = stacked(batches, shown), kind = JSON.stringify([parts, devicePixelRatio]);
+    const { parts, data } = stacked(batches, shown, stream.first), kind = JSON.stringify([parts, devicePixelRatio]);
     if (!this.renew(kind, height, data, this.options(parts))) this.plot.setData(data);
     this.read();
   }
@@ -98,9 +99,10 @@ export class StreamView extends Plot {
 
   options(parts) {
     const bars = uPlot.paths.bars({ size: [0.8, 40], align: 0 });
+    const [x, y] = this.axes("batch", (at) => this.batches[at - this.first]?.batch ?? "");
     return {
-      scales: { x: { time: false, range: () => span(this.batches) }, y: { range: (plot, low, high) => [0, high > 0 ? 1.05 * high : 1] } },
-      axes: this.axes("batch", (at) => this.batches[at]?.batch ?? ""),
+      scales: { x: { time: false, range: () => span(this.batches, this.first) }, y: { range: (plot, low, high) => [0, high > 0 ? 1.05 * high : 1] } },
+      axes: [{ ...x, splits: (plot, axis, low, high, unit) => ticks(this.batches, unit, this.first) }, y],
       series: [{}, ...parts.map((name) => ({ fill: BATCH_PARTS[name], width: 0, paths: bars, points: { show: false } }))],
       padding: [8, null, null, null],
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
@@ -114,7 +116,7 @@ export class StreamView extends Plot {
     ctx.save();
     ctx.fillStyle = RED;
     this.batches.forEach(({ how }, at) => {
-      if (how === "replayed") ctx.fillRect(plot.valToPos(at, "x", true) - half, bbox.top + bbox.height, 2 * half, TICK * ratio);
+      if (how === "replayed") ctx.fillRect(plot.valToPos(this.first + at, "x", true) - half, bbox.top + bbox.height, 2 * half, TICK * ratio);
     });
     ctx.restore();
   }
