@@ -188,6 +188,8 @@ def test_other_cells_use_the_gang_between_two_batches(two: WarmRing) -> None:
     until(lambda: two.values("seen")[0] > seen[-1], "the stream goes on")
     with pytest.raises(OptionsError, match=r"is already training on a stream: stop that stream with `%runs --stop"):
         stream(two, batches(1))
+    two.cell("import time\ntime.sleep(0.5)")
+    until(lambda: run.record.stream.others_s > 0.4, "the time of the other cell")
     two.cell("w = w * 0")
     run.stop()
     assert run.result().record.outcome == "finished"

@@ -133,13 +133,26 @@ def test_the_saved_view(form):
 def test_times_of_the_parts():
     record = streamed(range(3)).stream
     assert record is not None
-    assert describe.parts_s(record) == pytest.approx((0.15, 0.15, 0.9, 0.3, 1.5))
-    assert describe.shares(record) == ["5 %", "5 %", "30 %", "10 %", "50 %"]
+    assert describe.parts_s(record) == pytest.approx((0.15, 0.15, 0.9, 0.3, 0.0, 1.5))
+    assert describe.shares(record) == ["5 %", "5 %", "30 %", "10 %", "0 %", "50 %"]
     assert describe.charted(record) == describe.PARTS
     waiting = streamed(range(3), waiting_s=20.0, reading_s=0.001).stream
     assert waiting is not None
     assert describe.charted(waiting) == describe.PARTS[:-1], "the waiting would dwarf the other parts"
     assert describe.shares(waiting)[1] == "< 1 %"
+
+
+def test_the_time_of_other_cells_is_a_part_of_its_own():
+    """It is neither moving nor waiting, and is shown only if there has been any."""
+    record = streamed(range(3), *batch(3, others_s=6.8))
+    busy_s = record.stream.busy_s
+    assert record.stream.others_s == 6.8
+    assert busy_s == pytest.approx(4 * 0.5)
+    assert dict(zip(describe.PARTS, describe.shares(record.stream), strict=True))["other cells"] == "63 %"
+    finished = replay([events.RunFinished(110.0, "finished")], record)
+    assert "other cells" in html.panel(finished, now=110.0, final=True)
+    finished = replay([events.RunFinished(110.0, "finished")], streamed(range(3)))
+    assert "other cells" not in html.panel(finished, now=110.0, final=True)
 
 
 def test_the_page_is_told_of_each_batch_once():
@@ -150,7 +163,7 @@ def test_the_page_is_told_of_each_batch_once():
 
     (first,) = told(streamed(range(3)), 104.0)
     assert [row[0] for row in first["rows"]] == [0, 1, 2]
-    assert first["rows"][0] == (0, 100, "trained", 0.05, 0.05, 0.3, 0.1, 0.5, 1.0, False, None, 1.0)
+    assert first["rows"][0] == (0, 100, "trained", 0.05, 0.05, 0.3, 0.1, 0.0, 0.5, 1.0, False, None, 1.0)
     assert first["end"] == 3
     record = streamed(range(3), *batch(3), *batch(4, "empty"))
     (then,) = told(record, 110.0)

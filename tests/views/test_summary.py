@@ -16,7 +16,7 @@ from sparkring.history.events import (
     SourceLine,
     StackTaken,
 )
-from sparkring.views.description import Column, column_texts, fact
+from sparkring.views.description import Column, bars_top, column_texts, fact
 
 CODE = "%%horovod -n -4\nimport time\ndef train(x):\n    y = x + 1\n    raise ValueError(x)\n\ntrain(3)\n"
 TRACEBACK = (
@@ -40,6 +40,7 @@ def test_the_page_has_the_same_words():
         "cells": lambda kind, cell: column_texts(Column("", "", kind, signs={"failed": "✗"}), [cell])[0],
         "facts": lambda title, kind, cell: fact(Column("", title, kind, noun="step"), cell, "batch"),
         "usage_words": lambda used: describe.usage_words(used and RankUsed(*used)),
+        "bars_top": bars_top,
         "counted": lambda given: describe.counted(*given),
     }
     for name, cases in same.items():

@@ -347,7 +347,7 @@ class BatchEnded(NamedTuple):
     The times are in seconds: `waiting_s` until there were rows, `moving_s` for moving the rows to the ranks, and for
     the slowest rank, `reading_s` for making arrays, `training_s` for the cell and `saving_s` for the checkpoint.
     `saved` says whether a checkpoint was saved. `backlog_rows` is the number of rows that wait in the source; None if
-    it is not known.
+    it is not known. `others_s` is how long other cells held the ranks meanwhile.
     """
 
     time: float
@@ -361,6 +361,7 @@ class BatchEnded(NamedTuple):
     saving_s: float = 0.0
     saved: bool = False
     backlog_rows: int | None = None
+    others_s: float = 0.0
 
 
 class Notice(NamedTuple):

@@ -29,6 +29,7 @@ class StreamRecord(NamedTuple):
     reading_s: float = 0.0
     training_s: float = 0.0
     saving_s: float = 0.0
+    others_s: float = 0.0
     first: float = 0.0
     saved: int | None = None
     backlog_rows: int | None = None
@@ -39,7 +40,7 @@ class StreamRecord(NamedTuple):
 
     @property
     def busy_s(self) -> float:
-        """The time that was not spent waiting for rows."""
+        """The time that was spent neither waiting for rows nor waiting for other cells."""
         return self.moving_s + self.reading_s + self.training_s + self.saving_s
 
     @property
@@ -74,6 +75,7 @@ def after(stream: StreamRecord | None, event: events.StreamBegan | events.BatchE
         reading_s=stream.reading_s + event.reading_s,
         training_s=stream.training_s + event.training_s,
         saving_s=stream.saving_s + event.saving_s,
+        others_s=stream.others_s + event.others_s,
         first=stream.first or event.time,
         saved=event.batch_id if event.saved else stream.saved,
         backlog_rows=known,

@@ -94,6 +94,16 @@ class Bars:
     legend: str
 
 
+def bars_top(heights: Sequence[float]) -> float:
+    """Return the height of a chart of these bars. If a few bars are far higher than the others, they are cut.
+
+    Their heights are written on them.
+    """
+    ordered = sorted(heights)
+    usual = ordered[int(0.95 * (len(ordered) - 1))]
+    return 1.5 * usual if 0 < 3 * usual < ordered[-1] else ordered[-1]
+
+
 def worded(column: Column, cell: Any, number: Callable[[float], str] = describe.number) -> str:
     """Return a cell of a column as text. `number` writes the numbers of the column."""
     if cell is None:

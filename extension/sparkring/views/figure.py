@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.history.curves import Curve, Mark
-from sparkring.history.describe import dotted, number
+from sparkring.history.describe import dotted, duration, number
 from sparkring.history.metrics import mean
 from sparkring.runtime.packages import command
 from sparkring.views.charts import COLOURS, best_words, has_band, lacks_means, means, odd_spans, words
-from sparkring.views.description import Bars
+from sparkring.views.description import Bars, bars_top
 from sparkring.views.markup import GREEN, GREY, RANK_COLOURS, RED, text, tint
 
 if TYPE_CHECKING:
@@ -197,6 +197,12 @@ def stacked_bars(axes: Axes, bars: Bars) -> None:
     for at, cell in enumerate(table.column(column)):
         if cell == marked:
             axes.axvspan(at - 0.4, at + 0.4, ymax=0.03, color=RED, linewidth=0)
+    top = bars_top(bottoms)
+    axes.set_ylim(0, 1.05 * top or 1)
+    for at, height in enumerate(bottoms):
+        if height > top:
+            box = {"facecolor": GREY, "pad": 1, "linewidth": 0}
+            axes.text(at, top, duration(height), ha="center", va="top", fontsize=6.5, color="white", bbox=box)
     slots = max(len(places), bars.slots)
     axes.set_xlim(-0.8, slots - 0.2)
     ticked(axes)

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { span, stacked, Stream, ticks, told } from "../../../extension/sparkring/views/panel/src/stream.js";
 
-const row = (batch, how = "trained") => [batch, 64, how, 0.5, 0, 2, 1, 4, 7.5, batch % 2 === 0, null, batch];
+const row = (batch, how = "trained") => [batch, 64, how, 0.5, 0, 2, 1, 0, 4, 7.5, batch % 2 === 0, null, batch];
 const message = (end, ...rows) => ({ end, kept: 3, rows });
 
 test("a batch that is sent twice is kept once, and only the last batches are kept", () => {
@@ -52,6 +52,6 @@ test("the times of a batch in words", () => {
   const stream = new Stream();
   stream.add(message(1, row(1234, "replayed")));
   assert.deepEqual(told(stream.batches[0]), [["batch", "1,234"], ["rows", "64"], ["result", "replayed"], ["moving", "0.5 s"], ["reading", "0 s"],
-    ["training", "2.0 s"], ["saving", "1.0 s"], ["waiting", "4.0 s"], ["together", "7.5 s"], ["saved", "✓"],
+    ["training", "2.0 s"], ["saving", "1.0 s"], ["other cells", "0 s"], ["waiting", "4.0 s"], ["together", "7.5 s"], ["saved", "✓"],
     ["after", "20 min 34 s"]]);
 });

@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { Filter, Lines } from "../../../extension/sparkring/views/panel/src/lines.js";
 import { Usage } from "../../../extension/sparkring/views/panel/src/usage.js";
+import { top } from "../../../extension/sparkring/views/panel/src/stream.js";
 import * as words from "../../../extension/sparkring/views/panel/src/words.js";
 
 const read = (name) => JSON.parse(readFileSync(new URL(`../${name}`, import.meta.url), "utf8"));
@@ -28,7 +29,7 @@ for (const { what, lines, folded: wanted } of read("folding.json")) {
 const known = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 const revived = (value) => (Array.isArray(value) ? value.map(revived) : known[value] ?? value);
 const WRITE = { ...words, rank_numbers: words.rankNumbers, counted: (given) => words.counted(...given),
-  rank_list: words.rankList, facts: (title, kind, cell) => words.fact({ title, kind, noun: "step" }, cell, "batch"),
+  rank_list: words.rankList, bars_top: top, facts: (title, kind, cell) => words.fact({ title, kind, noun: "step" }, cell, "batch"),
   usage_words: (used) => new Usage().words.call({ used: [used] }, 0),
   cells: (kind, cell) => words.writer({ kind, signs: { failed: "✗" } }, [cell])(cell), numbers: (values) => values.map(words.numbers(values)) };
 

@@ -171,6 +171,11 @@ class WarmGang:
             self._end(STOPPED)
         self._listener.join()
 
+    @property
+    def is_reserved(self) -> bool:
+        """Whether a cell holds the gang or is waiting for it."""
+        return bool(self._users)
+
     def _free(self) -> bool:
         return self._resting.is_set() and not self.ended
 

@@ -107,6 +107,7 @@ class Ring:
         self._attempt = 0
         self._sharded = options.sharded or bool(options.by)  # each key belongs to one rank
         self.state: tuple[str, ...] = ()
+        self.others_s = 0.0  # how long other cells have held the ranks while this ring wanted them
 
     def begin(self, described: str) -> Begun:
         """Begin on the ranks that are up: choose the state, and restore the last checkpoint that is not damaged.
@@ -173,7 +174,7 @@ class Ring:
         If each rank saves a state of its own, they save when all of them have trained. Rank 0 waits for the files of
         the others, so otherwise it would have to wait, and would be shown as saving, while a slower rank is training.
         """
-        began = time.perf_counter()
+        began, held_s = time.perf_counter(), self.others_s
         size, nulls = self._gang.gang.size, rows.with_nulls()
         by = self._options.by
         shares: Sequence[Rows | KeyedRows] = (
@@ -182,7 +183,7 @@ class Ring:
         at_once = save and not self._sharded
         parts = {rank: _packed(Train(batch_id, share, nulls, position, at_once)) for rank, share in enumerate(shares)}
         longest = _longest(self._execute((), parts, seed_of(seed_of(self._options.seed, batch_id), part)))
-        sending_s = max(0.0, time.perf_counter() - began - sum(longest))
+        sending_s = max(0.0, time.perf_counter() - began - (self.others_s - held_s) - sum(longest))
         if save and self._sharded:
             longest = longest._replace(saving_s=self.save(batch_id, position))
         return longest, sending_s
@@ -245,8 +246,10 @@ class Ring:
         ending = self._ending
         live = LiveRun(self._options.of_run, self._recorder, ending.of_batch, RankQuestions(nobody=True))
         live = live._replace(calls_off=ending.look)
+        began, is_reserved = time.perf_counter(), self._gang.is_reserved
         try:
             with self._gang.take(self._recorder, lambda: ending.of_batch.seen) as gang:
+                self.others_s += time.perf_counter() - began if is_reserved else 0.0
                 outcome = Supervisor(live, gang, gang.submit(request, ranks), warm=True).watch()
         except LaunchError as error:
             if self._gang.lost and self._gang.gang.deaths:

@@ -309,13 +309,15 @@ class StreamRun:
     def _carry_out(self, batch: MicroBatch, *, save: bool, replays: bool = False) -> None:
         parts = list(parts_of(batch.rows, self._options.max_rows))
         sums = [0.0, 0.0, 0.0]
-        moving_s = batch.moving_s
+        moving_s, held_s = batch.moving_s, self._ring.others_s
         for number, rows in enumerate(parts):
             saves = save and number == len(parts) - 1
             times, sending_s = self._ring.train(batch.batch_id, number, rows, batch.position, save=saves)
             sums = [total + seconds for total, seconds in zip(sums, times, strict=True)]
             moving_s += sending_s
-        self._ended(batch._replace(moving_s=moving_s), "replayed" if replays else "trained", sums, saved=save)
+        others_s = self._ring.others_s - held_s
+        how: events.BatchEnding = "replayed" if replays else "trained"
+        self._ended(batch._replace(moving_s=moving_s), how, sums, saved=save, others_s=others_s)
 
     def _ended(
         self,
@@ -324,6 +326,7 @@ class StreamRun:
         times: Iterable[float] = (0.0, 0.0, 0.0),
         *,
         saved: bool = False,
+        others_s: float = 0.0,
     ) -> None:
         reading_s, training_s, saving_s = times
         backlog = batch.backlog_rows() if how != "passed over" else None
@@ -340,6 +343,7 @@ class StreamRun:
                 saving_s,
                 saved,
                 backlog,
+                others_s,
             )
         ])  # fmt: skip
 

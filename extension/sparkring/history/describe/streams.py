@@ -10,7 +10,7 @@ from sparkring.history.record import RunRecord
 from sparkring.history.stream_records import StreamRecord
 
 # The parts of the time that a batch takes, in the order in which charts stack them.
-PARTS = ("moving", "reading", "training", "saving", "waiting")
+PARTS = ("moving", "reading", "training", "saving", "other cells", "waiting")
 RATE_S = 60.0  # during a run, rates are measured over this time before the end of the last batch
 NOT_YET = "not yet"
 WAITS_LONG = 3.0  # if the ranks wait so many times as long as they work, a chart leaves the waiting out
@@ -106,7 +106,7 @@ def stream_rates(record: RunRecord) -> tuple[float, float | None]:
     stream_record = record.stream
     if stream_record is None or stream_record.last is None:
         return 0.0, None
-    took_s = stream_record.busy_s + stream_record.waiting_s
+    took_s = stream_record.busy_s + stream_record.others_s + stream_record.waiting_s
     whole = stream_record.rows / took_s if took_s else 0.0
     since = stream_record.last.time - RATE_S
     recent = [batch for batch in stream_record.recent if batch.time >= since]
@@ -144,7 +144,7 @@ def other_endings(stream_record: StreamRecord) -> list[tuple[str, int]]:
 
 def parts_s(timed: BatchEnded | StreamRecord) -> tuple[float, ...]:
     """Return the seconds of each of the PARTS, for a batch or for all batches of a stream."""
-    return timed.moving_s, timed.reading_s, timed.training_s, timed.saving_s, timed.waiting_s
+    return timed.moving_s, timed.reading_s, timed.training_s, timed.saving_s, timed.others_s, timed.waiting_s
 
 
 def charted(stream_record: StreamRecord) -> tuple[str, ...]:

@@ -16,12 +16,12 @@ from sparkring.views.markup import AMBER, BLUE, GREEN, details, note, paragraph,
 from sparkring.views.sections import Form
 from sparkring.views.tables import bare_table, described
 
-COLOURS = dict(zip(PARTS, (BLUE, "#9262d6", GREEN, AMBER, "#9aa0a6"), strict=True))
+COLOURS = dict(zip(PARTS, (BLUE, "#9262d6", GREEN, AMBER, "#c2569b", "#9aa0a6"), strict=True))
 COLUMNS = (
     Column("batch", "batch", "count"),
     Column("rows", "rows", "count"),
     Column("how", "result"),
-    *(Column(name, name, "duration") for name in PARTS),
+    *(Column(name, name, "duration", needs=2 if name == "other cells" else 0) for name in PARTS),
     Column("together", "together", "duration"),
     Column("saved", "saved", "check", needs=1),
     Column("backlog", "backlog", "count", needs=1),
@@ -94,6 +94,7 @@ def _split(bars: Bars) -> str:
     rows = [
         (part.name, duration(seconds[-1]), duration(sum(seconds) / len(seconds)), part.share)
         for part, seconds in zip(bars.parts, times, strict=True)
+        if part.all_s
     ]
     average = f"mean of {counted(len(bars.table.rows), 'batch')}"
     return bare_table(("time per batch", "last", average, "of the time"), rows)
@@ -101,7 +102,9 @@ def _split(bars: Bars) -> str:
 
 def _picture(bars: Bars) -> str:
     picture, *_ = pictures([Drawing(functools.partial(stacked_bars, bars=bars))])
-    parts = " ".join(f'<b style="{tint(part.colour)}">{part.name}</b>' for part in bars.parts if part.shown)
+    parts = " ".join(
+        f'<b style="{tint(part.colour)}">{part.name}</b>' for part in bars.parts if part.shown and part.all_s
+    )
     left_out = "" if all(part.shown for part in bars.parts) else " (without waiting)"
     words = f"{bars.title} of the last {counted(len(bars.table.rows), 'batch')}{left_out}"
     drawn = figure(f"<figcaption>{bars.title}: {parts}{left_out}</figcaption>", picture, words)

@@ -40,6 +40,14 @@ export function span(batches, first = 0) {
   return [first - 0.7, first + Math.max(batches.length, BATCH_SLOTS) - 0.3];
 }
 
+// Return the height of a chart of these bars, as description.bars_top() does. If a few bars are far higher than the others, they
+// are cut, and their heights are written on them.
+export function top(heights) {
+  const ordered = [...heights].sort((a, b) => a - b), highest = ordered[ordered.length - 1];
+  const usual = ordered[Math.floor(0.95 * (ordered.length - 1))];
+  return 3 * usual > 0 && 3 * usual < highest ? 1.5 * usual : highest;
+}
+
 // Return the positions of the batches with round numbers: multiples of `unit`.
 export function ticks(batches, unit, first = 0) {
   return batches.flatMap(({ batch }, at) => (batch % unit ? [] : [first + at]));

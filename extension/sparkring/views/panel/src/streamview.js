@@ -5,7 +5,7 @@ import { ChartsView } from "./charts.js";
 import { BATCH_PARTS, BATCH_TITLE, RED } from "./constants.js";
 import { fillPairs, make, put, toggle } from "./elements.js";
 import { Plot } from "./plot.js";
-import { span, stacked, ticks, told } from "./stream.js";
+import { span, stacked, ticks, told, top } from "./stream.js";
 import { ago, duration } from "./words.js";
 
 const PARTS = Object.keys(BATCH_PARTS);
@@ -80,6 +80,7 @@ export class StreamView extends Plot {
     put(this.legend, message.legend);
     this.drawShares(message.parts, shown);
     const { parts, data } = stacked(batches, shown, stream.first), kind = JSON.stringify([parts, devicePixelRatio]);
+    this.heights = data[1] ?? [0];
     if (!this.renew(kind, height, data, this.options(parts))) this.plot.setData(data);
     this.read();
   }
@@ -90,6 +91,7 @@ export class StreamView extends Plot {
     const words = parts.map(([, share], at) => `${PARTS[at]} ${share}`);
     parts.forEach(([, , seconds], at) => {
       put(this.toggles[at], words[at]);
+      this.toggles[at].hidden = !seconds;
       this.toggles[at].setAttribute("aria-pressed", String(shown.has(PARTS[at])));
       this.split.children[at].style.width = `${(100 * seconds) / whole}%`;
       this.split.children[at].title = `${PARTS[at]}: ${duration(seconds)} in all batches`;
@@ -101,22 +103,29 @@ export class StreamView extends Plot {
     const bars = uPlot.paths.bars({ size: [0.8, 40], align: 0 });
     const [x, y] = this.axes("batch", (at) => this.batches[at - this.first]?.batch ?? "");
     return {
-      scales: { x: { time: false, range: () => span(this.batches, this.first) }, y: { range: (plot, low, high) => [0, high > 0 ? 1.05 * high : 1] } },
+      scales: { x: { time: false, range: () => span(this.batches, this.first) }, y: { range: () => [0, 1.05 * top(this.heights) || 1] } },
       axes: [{ ...x, splits: (plot, axis, low, high, unit) => ticks(this.batches, unit, this.first) }, y],
       series: [{}, ...parts.map((name) => ({ fill: BATCH_PARTS[name], width: 0, paths: bars, points: { show: false } }))],
-      padding: [8, null, null, null],
+      padding: [16, null, null, null],
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
-      hooks: { draw: [(plot) => this.drawReplayed(plot)], setCursor: [() => this.read()] },
+      hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.read()] },
     };
   }
 
-  // Mark the batches on which new ranks have trained again.
-  drawReplayed(plot) {
+  // Mark the batches on which new ranks have trained again, and write the heights of bars that are cut.
+  drawMarks(plot) {
     const { ctx, bbox } = plot, ratio = devicePixelRatio, half = Math.max(1, 0.4 * Math.abs(plot.valToPos(1, "x", true) - plot.valToPos(0, "x", true)));
     ctx.save();
     ctx.fillStyle = RED;
     this.batches.forEach(({ how }, at) => {
       if (how === "replayed") ctx.fillRect(plot.valToPos(this.first + at, "x", true) - half, bbox.top + bbox.height, 2 * half, TICK * ratio);
+    });
+    const highest = top(this.heights);
+    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    Object.assign(ctx, { textAlign: "center", textBaseline: "bottom" });
+    ctx.fillStyle = this.colour;
+    this.heights.forEach((height, at) => {
+      if (height > highest) ctx.fillText(duration(height), plot.valToPos(this.first + at, "x", true), bbox.top - 2 * ratio);
     });
     ctx.restore();
   }
