@@ -19,6 +19,7 @@ from sparkring.history.events import CodeFrame, Failure
 from sparkring.history.record import RunRecord, replay
 from sparkring.views import displays, html, live
 from sparkring.views.figure import Drawing
+from sparkring.views.sections import items as items_section
 from sparkring.views.sections import search as search_section
 from sparkring.views.terminal import TerminalView
 
@@ -376,5 +377,29 @@ def test_charts_of_searches_follow_the_rules_of_the_page():
     cases = json.loads((Path(__file__).parent / "search.json").read_text(encoding="utf-8"))
     for values, mode, expected in cases["extent"]:
         assert search_section.extent(values, mode) == tuple(expected)
+    for curves, expected in cases["curves_extent"]:
+        assert search_section.curves_extent(curves) == pytest.approx(tuple(expected))
     for parameter, value, expected in cases["place"]:
         assert search_section.place(events.Searched("x", **parameter), value) == pytest.approx(expected)
+
+
+def test_the_saved_curves_of_items_begin_where_the_items_did():
+    """All curves begin at 1, far above most of their values."""
+    found = [*begun(3)]
+    for number in range(3):
+        found.append(events.ItemStarted(100.0, number, "", 0))
+        found += [events.Metrics({"loss": 0.1 + 0.9 / step**3}, step=step, time=101.0, rank=0) for step in range(1, 30)]
+        found.append(events.ItemEnded(102.0, number, "finished", ""))
+    axes = Figure().add_subplot()
+    items_section._curves(axes, "loss", replay(found).items.known)
+    assert axes.get_ylim()[1] > 1
+
+
+def test_the_tab_of_metrics_has_those_of_the_items():
+    def tab(record: RunRecord) -> str:
+        [message] = [message for message in live.whole(record, 112.0) if message["kind"] == "sections"]
+        return re.sub("<[^>]*>", " ", message["html"].get("metrics", ""))
+
+    assert "lowest mape" in tab(running())
+    assert "by mape" in tab(replay([*begun(), *item(1), *item(2, None)])), "few items are in one table"
+    assert not tab(replay([*begun(), events.ItemStarted(100.0, 1, "", 0)]))

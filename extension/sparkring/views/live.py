@@ -65,8 +65,9 @@ Section = Callable[[RunRecord, float, Form], str]
 
 
 def _metrics(record: RunRecord, now: float, form: Form) -> str:
-    """Return the metrics. For a run of items, whose ranks have no tiles, also return the GPUs."""
-    return measured.html(record, now, form) + (ranks.gpus_html(record) if record.items is not None else "")
+    """Return the metrics. For a run of items, whose ranks have no tiles, these are those of items, and the GPUs."""
+    more = items.metrics_html(record, now) + ranks.gpus_html(record) if record.items is not None else ""
+    return measured.html(record, now, form) + more
 
 
 # The reason why the run failed, and then the tabs in their order. panel/src/panel.js uses the same names.

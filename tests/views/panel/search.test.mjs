@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
-import { bests, bounds, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "../../../extension/sparkring/views/panel/src/search.js";
+import { bests, bounds, brushed, curvesExtent, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "../../../extension/sparkring/views/panel/src/search.js";
 
 const cases = JSON.parse(readFileSync(new URL("../search.json", import.meta.url), "utf8"));
 const LR = { name: "lr", low: 1e-5, high: 1e-1, log: true, choices: [] };
@@ -26,6 +26,7 @@ test("the best value so far is that of a trial that has finished", () => {
 
 test("ranges and places are the same as in views/sections/search.py", () => {
   for (const [values, mode, expected] of cases.extent) assert.deepEqual(extent(values, mode), expected);
+  for (const [curves, expected] of cases.curves_extent) curvesExtent(curves).forEach((end, at) => assert.ok(Math.abs(end - expected[at]) < 1e-9, `${curves}`));
   for (const [parameter, value, expected] of cases.place) {
     const found = place({ low: 0, high: 0, log: false, choices: [], ...parameter }, value);
     assert.ok(Math.abs(found - expected) < 1e-9, `${JSON.stringify(parameter)}: ${found}`);

@@ -15,7 +15,7 @@ from sparkring.views.description import Cell, Column, Table
 from sparkring.views.figure import Drawing, figure, many_curves, pictures
 from sparkring.views.markup import BLUE, RED, details, paragraph, text
 from sparkring.views.sections import Form
-from sparkring.views.sections.search import CURVES_SHOWN, WHOLE, extent, wider
+from sparkring.views.sections.search import CURVES_SHOWN, WHOLE, curves_extent, wider
 from sparkring.views.tables import METRICS_SHOWN, described
 
 if TYPE_CHECKING:
@@ -74,6 +74,12 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     return "".join(parts)
 
 
+def metrics_html(record: RunRecord, now: float) -> str:
+    """Return a table of the items with the lowest and the highest values of each metric, for the tab of the metrics."""
+    known = [] if record.items is None else record.items.known
+    return "".join(_extremes(record, name, known, now, few=True) for name in _metrics(known))
+
+
 def _pictures(items: Sequence[ItemRecord]) -> str:
     """Return a picture for each metric, with the items' curves; '' if no curve has more than two points."""
     curved = {name: [item for item in items if len(item.curves.get(name, ())) > 2] for name in _metrics(items)}
@@ -93,8 +99,7 @@ def _pictures(items: Sequence[ItemRecord]) -> str:
 def _curves(axes: Axes, name: str, items: Sequence[ItemRecord]) -> None:
     order = sorted(items, key=lambda item: item.state == "failed")  # failed items are drawn on top
     many_curves(axes, [item.curves[name] for item in order], [_LOOKS[item.state == "failed"] for item in order])
-    values = [value for item in items for _, value in item.curves[name]]
-    axes.set_ylim(*wider((extent(values, "max")[0], extent(values, "min")[1])))
+    axes.set_ylim(*wider(curves_extent([[value for _, value in item.curves[name]] for item in items])))
 
 
 def _metrics(items: Iterable[ItemRecord]) -> list[str]:
@@ -110,11 +115,14 @@ def _best(record: RunRecord, search: Search, now: float) -> str:
     return described(table(record, shown, now), which if ended[BEST_SHOWN:] else f"best {search.metric}")
 
 
-def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: float) -> str:
-    """Return tables of the items with the lowest and the highest values of a metric; '' if only a few items have it."""
+def _extremes(record: RunRecord, name: str, items: Sequence[ItemRecord], now: float, *, few: bool = False) -> str:
+    """Return tables of the items with the lowest and the highest values of a metric.
+
+    If only a few items have it, return '', or, with `few`, a table of them all.
+    """
     measured = _ranked([item for item in items if item.state != "failed"], name)
     if len(measured) <= 2 * BEST_SHOWN:
-        return ""
+        return described(table(record, measured, now), f"by {name}") if few and measured else ""
     return "".join(
         described(table(record, some, now), f"{which} {name}")
         for which, some in (("lowest", measured[:BEST_SHOWN]), ("highest", measured[: -BEST_SHOWN - 1 : -1]))

@@ -93,10 +93,21 @@ def extent(values: Sequence[float], mode: str) -> tuple[float, float]:
     return (low - 0.5, high + 0.5) if equal else (low, high)
 
 
+def curves_extent(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the lowest and the highest value that a chart of curves shows. Its twin is in panel/src/search.js.
+
+    Whole curves are compared, since curves of which most values are near the best one may begin far from it.
+    """
+    lows, highs = [[pick(curve) for curve in curves if curve] for pick in (min, max)]
+    if not lows:
+        return extent((), "min")
+    return extent([max(highs), *lows], "max")[0], extent([min(lows), *highs], "min")[1]
+
+
 def _curves(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:
     curves = [trial.curves.get(search.metric, ()) for trial in trials]
     many_curves(axes, curves, looks)
-    axes.set_ylim(*wider(extent([value for curve in curves for _, value in curve], search.mode)))
+    axes.set_ylim(*wider(curves_extent([[value for _, value in curve] for curve in curves])))
 
 
 def _history(axes: Axes, search: Search, trials: Sequence[ItemRecord]) -> None:

@@ -32,6 +32,14 @@ export function extent(values, mode) {
   return equal ? [low - 0.5, high + 0.5] : [low, high];
 }
 
+// Return the lowest and the highest value that a chart of curves shows. Whole curves are compared, since curves of which most values
+// are near the best one may begin far from it.
+export function curvesExtent(curves) {
+  const ends = curves.filter((curve) => curve.length).map(bounds), [low, high] = bounds(ends.flat());
+  if (!ends.length) return extent([], "min");
+  return [extent([high, ...ends.map(([least]) => least)], "max")[0], extent([low, ...ends.map(([, most]) => most)], "min")[1]];
+}
+
 // Return the best trial so far after each trial that has finished, as pairs of the trial's number and the best trial.
 export function bests(trials, mode) {
   let best = null;

@@ -4,7 +4,7 @@
 import { AMBER, BLUE, TRIAL_KINDS, TRIALS_LEGEND } from "./constants.js";
 import { button, fillPairs, make, put, toggle } from "./elements.js";
 import { beside } from "./plot.js";
-import { bests, bounds, brushed, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
+import { bests, bounds, brushed, curvesExtent, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
 import { number } from "./words.js";
 
 const HEIGHT = 170, AXES_HEIGHT = 210; // px
@@ -102,7 +102,7 @@ export class SearchView {
     chart.element.hidden = trials.every(({ curve }) => curve.length < 2);
     if (chart.element.hidden) return;
     const [first, last] = bounds(points.map(([x]) => x));
-    const plane = chart.plane([first, Math.max(last, first + 1)], extent(points.map(([, y]) => y), search.mode), this.log);
+    const plane = chart.plane([first, Math.max(last, first + 1)], curvesExtent(trials.map(({ curve }) => curve.map(([, y]) => y))), this.log);
     chart.title(search.metric, "step or epoch");
     chart.lines(trials, ({ curve }) => curve.map(([x, y]) => plane(x, y)));
   }
