@@ -16,13 +16,11 @@ import time
 import pytest
 from waiting import DEADLINE_S
 
+from sparkring.executor.handshake import GREETING, NONCE_BYTES, PROOF_BYTES, proof_of
 from sparkring.runtime.resume_point import Here
 from sparkring.wire import channel
 from sparkring.wire.channel import (
-    GREETING,
-    NONCE_BYTES,
     PREFIX,
-    PROOF_BYTES,
     ChannelClosed,
     Listener,
     ProtocolError,
@@ -30,6 +28,7 @@ from sparkring.wire.channel import (
     pair,
 )
 from sparkring.wire.messages import Beat, CellCode, NotebookState, Output, Run, Stack, UserMessage
+from sparkring.worker.member.network import free_port
 
 SECRET = b"s" * 32
 
@@ -42,11 +41,11 @@ def run(*parts) -> Run:
 class Door:
     """A listener. Connections that it accepts put what they receive into `messages`, and answer each message."""
 
-    def __init__(self, most: int = 4) -> None:
+    def __init__(self, most: int = 4, port: int = 0, secret: bytes = SECRET) -> None:
         self.messages: list = []
         self.welcomed = 0
         self.ended = threading.Event()
-        self.listener = Listener("127.0.0.1", 0, SECRET, self.serve, most=most)
+        self.listener = Listener("127.0.0.1", port, secret, self.serve, most=most)
 
     def serve(self, connection) -> None:
         self.welcomed += 1
@@ -177,7 +176,7 @@ def test_a_replayed_proof_is_refused(door):
     with first, second:
         nonce = first.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL)[len(GREETING) :]
         ours = bytes(NONCE_BYTES)
-        proof = ours + channel._proof(SECRET, b"member", nonce, ours)
+        proof = ours + proof_of(SECRET, b"member", nonce, ours)
         first.sendall(proof)
         assert len(first.recv(PROOF_BYTES, socket.MSG_WAITALL)) == PROOF_BYTES
         second.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL)
@@ -219,10 +218,10 @@ def test_a_peer_that_does_not_read_for_a_while_stays_connected(door, monkeypatch
     With TCP_USER_TIMEOUT, the system would end its connection, although its system acknowledges what arrives.
     """
     monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", 0.05)
-    accept = channel._accept_proof
-    monkeypatch.setattr(channel, "_accept_proof", lambda *peer: (time.sleep(0.2), accept(*peer))[1])
+    accept = channel._Port._accept_proof
+    monkeypatch.setattr(channel._Port, "_accept_proof", lambda *peer: (time.sleep(0.2), accept(*peer))[1])
     connection = dial("127.0.0.1", door.listener.port, SECRET)
-    for sock in (connection._sock, *door.listener._open):
+    for sock in (connection._sock, *door.listener.open):
         assert not hasattr(socket, "TCP_USER_TIMEOUT") or not sock.getsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
         )
@@ -398,10 +397,37 @@ def test_a_failed_accept_does_not_end_the_listener(watch, monkeypatch):
     found.listener.close()
 
 
-def test_a_taken_port_leaves_no_socket(door):
+def test_a_taken_port_leaves_no_socket(watch):
     """A listener that cannot bind raises OSError and keeps nothing open."""
-    with pytest.raises(OSError, match="in use"):
-        Listener("127.0.0.1", door.listener.port, SECRET, door.serve, most=1)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        Listener("127.0.0.1", taken.getsockname()[1], SECRET, lambda _: None, most=1)
+
+
+def test_listeners_share_a_port(watch):
+    """A secret leads to its own listener. When a listener is closed, its secret is refused, and others go on."""
+    port = free_port("127.0.0.1")
+    doors = {secret: Door(port=port, secret=secret) for secret in (b"a" * 32, b"b" * 32, b"c" * 32)}
+    connections = {secret: dial("127.0.0.1", port, secret) for secret in doors}
+    for secret, connection in connections.items():
+        connection.send(UserMessage(secret.decode()))
+        assert connection.receive() == UserMessage("answer to UserMessage")
+    assert {secret: door.messages for secret, door in doors.items()} == {
+        secret: [UserMessage(secret.decode())] for secret in doors
+    }
+    doors[b"a" * 32].listener.close()
+    with pytest.raises(ChannelClosed):
+        connections[b"a" * 32].receive()
+    with pytest.raises(ChannelClosed):
+        dial("127.0.0.1", port, b"a" * 32)
+    connections[b"b" * 32].send(Beat())
+    assert connections[b"b" * 32].receive() == UserMessage("answer to Beat")
+    for secret in (b"b" * 32, b"c" * 32):
+        doors[secret].listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        dial("127.0.0.1", port, b"c" * 32)
+    for connection in connections.values():
+        connection.close()
+    Door(port=port).listener.close()  # the port is free again
 
 
 def test_closing_needs_no_connection(watch, monkeypatch):

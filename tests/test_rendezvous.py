@@ -1,11 +1,12 @@
-"""Tests of Gloo's key-value store, which accepts only Horovod's keys, and answers only hosts that take part."""
+"""Tests of Gloo's key-value store, which accepts only Horovod's keys, and whose copies get the other ranks' keys."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
-import socket
 import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -13,19 +14,31 @@ from waiting import DEADLINE_S
 
 from sparkring.cluster.classic import Classic
 from sparkring.errors import LaunchError
-from sparkring.frameworks import rendezvous
 from sparkring.frameworks.base import Endpoint, Start
 from sparkring.frameworks.horovod import Horovod
-from sparkring.frameworks.rendezvous import RendezvousStore
 from sparkring.frameworks.tensorflow import TensorFlow
 from sparkring.runtime.world import World
+from sparkring.wire.messages import StoredKey
+from sparkring.worker.rank import rendezvous
+from sparkring.worker.rank.rendezvous import RendezvousStore
+
+
+@contextlib.contextmanager
+def serving(tell: Callable[[StoredKey], object] = bool) -> Iterator[RendezvousStore]:
+    with RendezvousStore(tell) as store:
+        thread = threading.Thread(target=store.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield store
+        finally:
+            store.shutdown()
+            thread.join()
 
 
 @pytest.fixture
 def store(watch):
-    found = RendezvousStore("127.0.0.1", peers={"127.0.0.1"}, ranks=1)
-    yield found
-    found.close()
+    with serving() as store:
+        yield store
 
 
 def ask(store: RendezvousStore, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
@@ -83,7 +96,7 @@ def test_values_are_bounded(store):
 
 def test_their_number_is_bounded(store, monkeypatch):
     """When the limit is reached, no new keys are accepted, but existing values can still be changed."""
-    monkeypatch.setattr(store._server, "most_keys", 2)
+    monkeypatch.setattr(rendezvous, "MOST_KEYS_PER_RANK", 2)
     assert [ask(store, "PUT", f"/global/{key}", b"1")[0] for key in "abca"] == [200, 200, 507, 200]
 
 
@@ -91,16 +104,6 @@ def test_their_number_is_bounded(store, monkeypatch):
 def test_other_methods_are_refused(store, method):
     """Only PUT, GET and DELETE are accepted."""
     assert ask(store, method, "/global/0")[0] == 501
-
-
-def test_strangers_are_not_answered(watch):
-    """A host that has no member gets no answer at all."""
-    store = RendezvousStore("127.0.0.1", peers={"192.0.2.7"}, ranks=1)
-    try:
-        with pytest.raises((ConnectionError, http.client.HTTPException)):
-            ask(store, "GET", "/global/0")
-    finally:
-        store.close()
 
 
 def test_many_ranks_at_once(store):
@@ -115,16 +118,16 @@ def test_many_ranks_at_once(store):
     assert found == [200] * 50
 
 
-def test_closing_ends_connections_that_wait(watch):
-    """close() returns even if peers keep their connections open, whether silent or half-way through a request."""
-    store = RendezvousStore("127.0.0.1", peers={"127.0.0.1"}, ranks=1)
-    with socket.create_connection(("127.0.0.1", store.port)) as silent:
-        with socket.create_connection(("127.0.0.1", store.port)) as half:
-            half.sendall(b"PUT /global/0 HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc")
-            assert ask(store, "GET", "/global/0")[0] == 404
-            store.close()
-            assert half.recv(1) == b""
-        assert silent.recv(1) == b""
+def test_copies_get_the_keys_of_other_ranks(watch):
+    """A key of one rank is there for another. What a rank deletes, its own copy forgets with the rest of the scope."""
+    with serving(lambda stored: second.take(stored)) as first, serving() as second:
+        assert ask(first, "PUT", "/global/0", b"zero")[0] == 200
+        assert ask(first, "PUT", "/cross_0/0", b"zero")[0] == 200
+        assert ask(second, "PUT", "/global/1", b"one")[0] == 200
+        assert ask(second, "GET", "/global/0") == (200, b"zero")
+        assert ask(second, "DELETE", "/global/1")[0] == 200
+        assert [ask(second, "GET", f"/{key}")[0] for key in ("global/0", "global/1", "cross_0/0")] == [404, 404, 200]
+        assert ask(first, "GET", "/global/0")[0] == 200
 
 
 def test_addresses_of_ipv6():
@@ -133,7 +136,7 @@ def test_addresses_of_ipv6():
     context = SimpleNamespace(master="spark://[fd00::1]:7077", getConf=lambda: settings)
     assert Classic(context).address() == ("fd00::1", "::", 0)
     endpoints = [Endpoint("a", "fd00::2", "", "fd00::2", 1234)]
-    variables = TensorFlow("fd00::1", "::", endpoints).environment(World(), Start("run", 0, 0))
+    variables = TensorFlow(endpoints).environment(World(), Start("run", 0, 0))
     assert json.loads(variables["TF_CONFIG"])["cluster"] == {"worker": ["[fd00::2]:1234"]}
     with pytest.raises(LaunchError, match="IPv6"):
-        Horovod("fd00::1", "::", endpoints)
+        Horovod(endpoints)

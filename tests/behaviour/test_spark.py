@@ -27,7 +27,7 @@ from sparkring.cluster.classic import Classic
 from sparkring.cluster.session import cluster_of
 from sparkring.cluster.slots import Slots, _promised, slots
 from sparkring.errors import LaunchError, SlotsError
-from sparkring.wire.channel import GREETING
+from sparkring.executor.handshake import GREETING
 from sparkring.worker import spark_task
 
 UNREACHED = (

@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.cluster.jobs import interruptibly
+from sparkring.executor.handshake import prove
 from sparkring.executor.tasks import task_for
 
 if TYPE_CHECKING:
@@ -34,13 +35,13 @@ class Directory(NamedTuple):
 class Questions(NamedTuple):
     """What a task should find out.
 
-    address: the host and the port at which the driver listens. A connection sends `token`, and gets the driver's time.
+    address: the host and the port at which the driver listens. A peer that knows `secret` gets the driver's time.
     packages: for each module, the names of the packages that may provide it.
     directory: the directory to write to, if any.
     """
 
     address: tuple[str, int] | None
-    token: bytes
+    secret: bytes
     packages: Mapping[str, tuple[str, ...]]
     directory: Directory | None = None
 
@@ -93,7 +94,7 @@ def answer(questions: Questions, rows: Iterable[int]) -> Iterator[dict[str, Any]
         packages=_versions(questions.packages),
         java=java,
         directory=None if questions.directory is None else _use(questions.directory),
-        **({} if questions.address is None else _reach(questions.address, questions.token)),
+        **({} if questions.address is None else _reach(questions.address, questions.secret)),
     )._asdict()
 
 
@@ -128,19 +129,19 @@ def _java() -> tuple[int, str]:
     return 0, ""
 
 
-def _reach(address: tuple[str, int], token: bytes) -> dict[str, Any]:
+def _reach(address: tuple[str, int], secret: bytes) -> dict[str, Any]:
     began = time.monotonic()
     try:
         with socket.create_connection(address, 5.0) as connection:
             sent = time.time()
-            connection.sendall(token)
+            prove(connection, secret)
             received = b""
             while part := connection.recv(64):
                 received += part
             now = time.time()
         driver = float(received)
     except (OSError, ValueError) as error:
-        why = "another program answered" if isinstance(error, ValueError) else error.strerror or str(error)
+        why = "another program answered" if isinstance(error, ValueError) else error.strerror or f"it {error}"
         return {"unreached": why or type(error).__name__}
     return {"reached_s": time.monotonic() - began, "clock_s": driver - (sent + now) / 2}
 

@@ -68,8 +68,7 @@ class Start(NamedTuple):
 class Framework(ABC):
     """Connects the ranks of a gang. A framework is made when all ranks are up.
 
-    The driver listens on `bind_host`, and the ranks reach it at `host`. `endpoints[i]` is the endpoint of rank i; the
-    gang keeps it up to date.
+    `endpoints[i]` is the endpoint of rank i; the gang keeps it up to date.
 
     by_node: whether the ranks of one node have consecutive numbers. Otherwise, ranks are in the order of their members,
     which on Spark is the order of the partitions.
@@ -87,8 +86,7 @@ class Framework(ABC):
     makes_ring: ClassVar[Mapping[str, str]] = {}
     timeline: ClassVar[Timeline | None] = None
 
-    def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
-        self.host = host
+    def __init__(self, endpoints: list[Endpoint]) -> None:
         self.endpoints = endpoints
 
     @abstractmethod
@@ -101,6 +99,3 @@ class Framework(ABC):
     def defaults(self, world: World) -> dict[str, str]:
         """Return the variables to add unless the rank already has them: the user's own values take precedence."""
         return {}
-
-    def close(self) -> None:  # noqa: B027 - most frameworks have nothing to release
-        """Release everything that was kept open for the gang."""

@@ -1,6 +1,7 @@
-"""Runs Horovod without horovodrun: sets the variables that its Gloo controller reads, and runs the rendezvous store.
+"""Runs Horovod without horovodrun: sets the variables that its Gloo controller reads.
 
-The variables are those of Horovod 0.28 (horovod/common/gloo/gloo_context.cc).
+The variables are those of Horovod 0.28 (horovod/common/gloo/gloo_context.cc). The ranks find each other through
+worker/rank/rendezvous.py.
 """
 
 from __future__ import annotations
@@ -41,28 +42,20 @@ class Horovod(Framework):
         "`hvd.DistributedOptimizer(optimizer)`, and fit with `hvd.callbacks.BroadcastGlobalVariablesCallback(0)`",
     }
 
-    def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
-        from sparkring.frameworks.rendezvous import (
-            RendezvousStore,
-        )  # imports an HTTP server, which only the driver needs
-
-        super().__init__(host, bind_host, endpoints)
-        if ":" in bind_host or ":" in host:
+    def __init__(self, endpoints: list[Endpoint]) -> None:
+        super().__init__(endpoints)
+        if over_ipv6 := [endpoint.address for endpoint in endpoints if ":" in endpoint.address]:
             raise LaunchError(
-                f"Horovod's ranks cannot connect over IPv6 ({host}). Set spark.driver.host and "
+                f"Horovod's ranks cannot connect over IPv6 ({over_ipv6[0]}). Set spark.driver.host and "
                 "spark.driver.bindAddress to IPv4 addresses, or use %%torchrun."
             )
-        self._store = RendezvousStore(
-            bind_host, peers={endpoint.seen_as for endpoint in endpoints}, ranks=len(endpoints)
-        )
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         interface = self.endpoints[world.rank].interface
         variables = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self.host,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._store.port),
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",  # each rank asks its own store, and sets the port
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_TIMEOUT_S),
             "HOROVOD_HOSTNAME": world.node,
             "HOROVOD_RANK": str(world.rank),
@@ -79,6 +72,3 @@ class Horovod(Framework):
     def defaults(self, world: World) -> dict[str, str]:
         interface = self.endpoints[world.rank].interface
         return {"NCCL_SOCKET_IFNAME": interface} if interface else {}
-
-    def close(self) -> None:
-        self._store.close()

@@ -40,8 +40,8 @@ class TensorFlow(Framework):
         "keras": "make and compile the model in `with tf.distribute.MultiWorkerMirroredStrategy().scope():`"
     }
 
-    def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
-        super().__init__(host, bind_host, endpoints)
+    def __init__(self, endpoints: list[Endpoint]) -> None:
+        super().__init__(endpoints)
         # The ports in `endpoints` change, but the ports in TF_CONFIG must not. A rank's process has one TensorFlow
         # server as long as the gang exists, and the strategies of later cells use this server again.
         self._workers = [f"{_host(endpoint.address)}:{endpoint.port}" for endpoint in endpoints]

@@ -169,7 +169,6 @@ class Gang:
         try:
             self._inbox.close(self._take, self._end_members)
         finally:
-            self._sender.close()
             self._outbox.join()  # last: a thread that is stuck in a send ends only when the connection is closed
 
     def _end_members(self) -> None:
@@ -315,6 +314,11 @@ class Gang:
             case messages.Importing() | messages.CollectivesEnded():
                 if self.execution is not None:
                     self.execution.held_up(rank, report)
+                return []
+            case messages.StoredKey():
+                for other, member in self._members.member_of.items():
+                    if other != rank:
+                        self._outbox.send(member, report)
                 return []
             case messages.TrainsAlone():
                 if self.execution is not None:

@@ -46,14 +46,9 @@ class RequestSender:
             pulled = rank == execution.ranks[0]
             self._outbox.send(member, _order(request, framework, self._members.worlds[member], pulled), hold=hold)
 
-    def close(self) -> None:
-        for framework in self._frameworks.values():
-            framework.close()
-
     def _framework(self, name: str) -> Framework:
         if name not in self._frameworks:
-            endpoints = self._members.endpoints
-            self._frameworks[name] = FRAMEWORKS[name](self._launcher.host, self._launcher.bind_host, endpoints)
+            self._frameworks[name] = FRAMEWORKS[name](self._members.endpoints)
         return self._frameworks[name]
 
 

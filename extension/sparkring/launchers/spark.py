@@ -8,10 +8,8 @@ Such a task waits for a free slot like any other task, so dynamic allocation and
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -88,8 +86,6 @@ class SparkLauncher(Launcher):
         self._gpus = request.gpus
         self.pins_gpus = request.gpus == 0 or gpus_per(self._cluster, "task") > 0
         self.host, self.bind_host, self.port = self._cluster.address()
-        if self.port and request.at_once:
-            self.port = free_port(self.bind_host, self.port)
 
     def start(self, size: int, ticket: Ticket) -> None:
         running.add(self._stage)
@@ -228,11 +224,3 @@ def _ask(question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         return question()
     except Exception:  # py4j raises various errors if the session has been stopped
         return otherwise
-
-
-def free_port(host: str, first: int) -> int:
-    """Return the first free port from `first` on, because each gang of a pool needs a port of its own."""
-    for port in range(first, 1 << 16):
-        with contextlib.suppress(OSError), socket.create_server((host, port)):
-            return port
-    return first  # the gang will report that it cannot listen on this port

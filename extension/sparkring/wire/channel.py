@@ -1,10 +1,4 @@
-"""The connection between the driver and a member: mutual authentication first, then frames.
-
-    driver                                   member
-      ── greeting + nonce D ──────────────▶
-      ◀─ nonce M + HMAC(secret, "member", D, M) ──
-      ── HMAC(secret, "driver", M, D) ────▶
-      ◀──────────── frames, both ways ─────────▶
+"""The connection between the driver and a member: mutual authentication first (executor/handshake.py), then frames.
 
 A frame carries one of the messages in messages/. It has a header in JSON (the name of the `message`, its fields, and
 the `sizes` of the parts) and a binary body, which consists of the parts:
@@ -37,11 +31,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from sparkring.executor.handshake import GREETING, NONCE_BYTES, PROOF_BYTES, proof_of, prove, read_exactly
 from sparkring.wire.messages import KINDS, MalformedMessage, Message, decode, encode
 
-GREETING = b"sparkring/1\n"
-NONCE_BYTES = 32
-PROOF_BYTES = 32
 CONNECT_TIMEOUT_S = 10.0
 # The peer may be slow to answer: the driver's kernel may be suspended, or may run native code that holds the GIL.
 HANDSHAKE_TIMEOUT_S = 60.0
@@ -309,39 +301,53 @@ def dial(host: str, port: int, secret: bytes) -> Connection:
     sock = socket.create_connection((name, port), timeout=CONNECT_TIMEOUT_S)
     try:
         sock.settimeout(HANDSHAKE_TIMEOUT_S)
-        hello = _read(sock, len(GREETING) + NONCE_BYTES)
-        if not hello.startswith(GREETING):
-            raise ChannelClosed(f"{host}:{port} is not a sparkring driver of this version")
-        # Both nonces and the role are part of a proof, so a proof can be neither replayed nor sent back to its sender.
-        theirs, ours = hello[len(GREETING) :], os.urandom(NONCE_BYTES)
-        sock.sendall(ours + _proof(secret, b"member", theirs, ours))
-        if not hmac.compare_digest(_read(sock, PROOF_BYTES), _proof(secret, b"driver", ours, theirs)):
-            raise ChannelClosed(f"{host}:{port} does not know this gang's secret")
-    except BaseException:  # raised again below; the socket must not be left open
+        prove(sock, secret)
+    except BaseException as error:  # raised again below; the socket must not be left open
         sock.close()
+        if isinstance(error, ConnectionError):
+            raise ChannelClosed(f"{host}:{port} {error}") from error
         raise
     return _established(sock)
 
 
 class Listener:
-    """Accepts connections for the driver. A peer must prove that it knows the secret.
+    """Accepts the driver's connections with peers that prove that they know `secret`.
+
+    All listeners of this process on the same host and port share one socket: a peer's proof shows whose peer it is.
 
     `welcome(connection)` is called in a separate thread for each connection that is accepted. When it returns, the
-    connection is closed. At most `most` connections are served at once; further ones wait. At most `most` other peers
-    may be connected without having proved that they know the secret. If one more connects, the oldest of these
-    connections is closed. So peers that send nothing do not keep others from connecting.
+    connection is closed. At most `most` connections are served at once; further ones wait. For each listener, `most`
+    other peers may be connected without having proved that they know a secret. If one more connects, the oldest of
+    these connections is closed. So peers that send nothing do not keep others from connecting.
     """
 
     def __init__(
         self, host: str, port: int, secret: bytes, welcome: Callable[[Connection], None], *, most: int
     ) -> None:
-        self._secret = secret
-        self._welcome = welcome
-        self._most = most
-        self._places = threading.Semaphore(most)
-        self._threads: list[threading.Thread] = []
-        self._open: set[socket.socket] = set()
-        self._unproved: dict[socket.socket, None] = {}  # those of `_open` that have not proved themselves, oldest first
+        self.secret = secret
+        self.welcome = welcome
+        self.most = most
+        self.places = threading.Semaphore(most)
+        self.open: dict[socket.socket, threading.Thread] = {}
+        with _opening:
+            if (host, port) not in _ports:
+                _ports[host, port] = _Port(host, port)
+            self._at = _ports[host, port]
+            self._at.listeners.append(self)
+        self.port = self._at.number
+
+    def close(self) -> None:
+        """Stop listening, close every connection, and wait for the threads to end."""
+        self._at.leave(self)
+
+
+class _Port:
+    """The socket on which this process listens at an address, as long as there is a Listener for it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.listeners: list[Listener] = []
+        self._address = host, port
+        self._unproved: dict[socket.socket, threading.Thread] = {}  # oldest first
         self._lock = threading.Lock()
         self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -354,21 +360,28 @@ class Listener:
         except OSError:
             self._sock.close()
             raise
-        self.port = int(self._sock.getsockname()[1])
+        self.number = int(self._sock.getsockname()[1])
         self._acceptor = threading.Thread(target=self._accept, name="sparkring-accept", daemon=True)
         self._acceptor.start()
 
-    def close(self) -> None:
-        """Stop listening, close every connection, and wait for the threads to end."""
-        with self._lock:
-            self._closed = True
-            open_now = list(self._open)
-        wake(self._sock)
-        self._acceptor.join()  # before close(): another socket could get the descriptor that the thread still uses
-        self._sock.close()
-        for sock in open_now:
+    def leave(self, listener: Listener) -> None:
+        """End the connections of a listener, and listen no more if it was the last one."""
+        with _opening:
+            with self._lock:
+                if listener in self.listeners:
+                    self.listeners.remove(listener)
+                ending = dict(listener.open)
+                if last := not (self.listeners or self._closed):
+                    ending |= self._unproved
+                    self._closed = True
+            if last:
+                del _ports[self._address]
+                wake(self._sock)
+                self._acceptor.join()  # before close(): another socket could get the descriptor that it still uses
+                self._sock.close()
+        for sock in ending:
             _shut_down(sock)
-        for thread in self._threads:
+        for thread in ending.values():
             thread.join()
 
     def _accept(self) -> None:
@@ -384,29 +397,62 @@ class Listener:
                 if self._closed:
                     sock.close()
                     return
-                self._open.add(sock)
-                self._unproved[sock] = None
-                if len(self._unproved) > self._most:  # a member proves itself at once, so it is not the oldest for long
+                thread = threading.Thread(target=self._serve, args=(sock,), name="sparkring-connection", daemon=True)
+                self._unproved[sock] = thread
+                # A member proves itself at once, so it is not the oldest for long.
+                if len(self._unproved) > sum(listener.most for listener in self.listeners):
                     oldest = next(iter(self._unproved))
                     del self._unproved[oldest]
                     _shut_down(oldest)
-                self._threads = [thread for thread in self._threads if thread.is_alive()]
-                thread = threading.Thread(target=self._serve, args=(sock,), name="sparkring-connection", daemon=True)
-                self._threads.append(thread)
                 thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
+        listener = None
         try:
-            connection = _accept_proof(sock, self._secret)
+            proved = self._accept_proof(sock)
             with self._lock:
                 self._unproved.pop(sock, None)
-            if connection is not None:
-                with self._places:
-                    self._welcome(connection)
+                if proved is None or proved[0] not in self.listeners:  # the listener may have been closed meanwhile
+                    return
+                listener, connection = proved
+                listener.open[sock] = threading.current_thread()
+            with listener.places:
+                listener.welcome(connection)
         finally:
             with self._lock:
-                self._open.discard(sock)
+                if listener is not None:
+                    del listener.open[sock]
                 sock.close()
+
+    def _accept_proof(self, sock: socket.socket) -> tuple[Listener, Connection] | None:
+        """Do the driver's half of the handshake. Return None if the peer knows no listener's secret."""
+        try:
+            sock.settimeout(HANDSHAKE_TIMEOUT_S)
+            ours = os.urandom(NONCE_BYTES)
+            sock.sendall(GREETING + ours)
+            reply = read_exactly(sock, NONCE_BYTES + PROOF_BYTES)
+            theirs, proof = reply[:NONCE_BYTES], reply[NONCE_BYTES:]
+            for listener in list(self.listeners):
+                if hmac.compare_digest(proof, proof_of(listener.secret, b"member", ours, theirs)):
+                    sock.sendall(proof_of(listener.secret, b"driver", theirs, ours))
+                    return listener, _established(sock)
+        except OSError:
+            pass
+        return None
+
+
+_ports: dict[tuple[str, int], _Port] = {}
+_opening = threading.Lock()
+
+
+def _forget_ports() -> None:
+    """Leave the ports to the parent of this forked process, which has the threads."""
+    global _opening
+    _ports.clear()
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_ports)
 
 
 def wake(listening: socket.socket) -> None:
@@ -424,36 +470,6 @@ def wake(listening: socket.socket) -> None:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:
         pass  # the backlog is full: the thread has connections to accept, so it is not waiting
-
-
-def _accept_proof(sock: socket.socket, secret: bytes) -> Connection | None:
-    """Do the driver's half of the handshake. Return None if the peer does not prove that it knows the secret."""
-    try:
-        sock.settimeout(HANDSHAKE_TIMEOUT_S)
-        ours = os.urandom(NONCE_BYTES)
-        sock.sendall(GREETING + ours)
-        reply = _read(sock, NONCE_BYTES + PROOF_BYTES)
-        theirs, proof = reply[:NONCE_BYTES], reply[NONCE_BYTES:]
-        if not hmac.compare_digest(proof, _proof(secret, b"member", ours, theirs)):
-            return None
-        sock.sendall(_proof(secret, b"driver", theirs, ours))
-        return _established(sock)
-    except OSError:
-        return None
-
-
-def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
-    return hmac.digest(secret, role + first + second, "sha256")
-
-
-def _read(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = sock.recv(size - len(data))
-        if not more:
-            raise ChannelClosed("the peer closed the connection during the handshake")
-        data += more
-    return data
 
 
 def _established(sock: socket.socket) -> Connection:

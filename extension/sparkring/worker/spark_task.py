@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from sparkring.executor.archive import unpacked
 from sparkring.executor.boot import start
 from sparkring.executor.environment import EnvironmentOrder, unpacked_environment
+from sparkring.executor.handshake import GREETING
 from sparkring.executor.orders import ROWS_END, UNREACHED, Ticket, changed
 from sparkring.executor.processes import kill_orphans
-from sparkring.wire.channel import GREETING
 
 _CONNECT_S = 5.0
 

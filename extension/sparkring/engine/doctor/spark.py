@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import platform
+import secrets
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,12 +18,12 @@ from sparkring.cluster.python import SET_PYTHON, executors_python, wrong_python
 from sparkring.cluster.session import active_cluster, find_java, uses_connect
 from sparkring.cluster.slots import Say, Slots, Stage, dynamic_allocation, running, slots
 from sparkring.cluster.survey import Directory, Questions, TaskReport, survey
-from sparkring.engine.doctor.listener import DriverListener
 from sparkring.engine.doctor.storage import Trial
 from sparkring.errors import LaunchError
 from sparkring.executor.orders import MAKE_REACHABLE, PORT_SETTING
 from sparkring.history.describe import counted, duration, named, span
 from sparkring.history.findings import Finding, note, ok, problem
+from sparkring.wire.channel import Listener
 
 if TYPE_CHECKING:
     from sparkring.cluster.base import Cluster
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 JOB_LIMIT_S = 30.0
 CLOCKS_APART_S = 2.0
 _NAMED = 3
+_MOST_PEERS = 1_024  # how many tasks are answered at once
 
 
 class DriverFacts(NamedTuple):
@@ -93,10 +96,10 @@ def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
     host, bind_host, port = cluster.address()
     with contextlib.ExitStack() as stack:
         try:
-            listener = stack.enter_context(DriverListener(bind_host, port))
-            address, token = (host, listener.port), listener.token
+            listener = stack.enter_context(contextlib.closing(_listener(bind_host, port)))
+            address, secret = (host, listener.port), listener.secret
         except OSError as error:
-            address, token = None, b""
+            address, secret = None, b""
             findings.append(cannot_listen(bind_host, port, error))
         packages = {module: package_names(module) for module in MODULES}
         directory = None
@@ -104,7 +107,7 @@ def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
             location = trial.location
             path = location.path if location.local else location.url
             directory = Directory(path, location.local, trial.file.path.rpartition("/")[2], trial.content)
-        questions = Questions(address, token, packages, directory)
+        questions = Questions(address, secret, packages, directory)
         try:
             reports = survey(cluster, tasks, questions, say, JOB_LIMIT_S)
         except TimeoutError as error:
@@ -120,6 +123,13 @@ def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
     )
     at = f"{host}:{address[1]}" if address else ""
     return Checked((*findings, *judge(reports, here, capacity, at)), tuple(judge_directory(reports, capacity)))
+
+
+def _listener(host: str, port: int) -> Listener:
+    """Return a listener where members connect, which tells its peers this machine's time in seconds."""
+    return Listener(
+        host, port, secrets.token_bytes(32), lambda peer: peer.send_frame(repr(time.time()).encode()), most=_MOST_PEERS
+    )
 
 
 def with_gangs(capacity: Slots, stages: Sequence[Stage]) -> Slots:
@@ -152,7 +162,7 @@ def cannot_listen(host: str, port: int, error: OSError) -> Finding:
     """Return the finding that the driver cannot listen for members."""
     what = f"the driver cannot listen on {host}:{port}: {error.strerror or error}"
     if port:
-        advice = f"If a warm gang uses the port, stop it (%gang stop). Otherwise, set {PORT_SETTING} to a free port."
+        advice = f"Another program uses the port: set {PORT_SETTING} to a free one."
     else:
         advice = "Set spark.driver.host (or spark.driver.bindAddress) to an address of this machine."
     return problem("driver's port", what, advice)

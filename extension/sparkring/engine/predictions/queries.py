@@ -33,7 +33,6 @@ from sparkring.engine.run.view import background_view
 from sparkring.errors import LaunchError
 from sparkring.history import describe, events, run_store
 from sparkring.history.record import QUICK_S
-from sparkring.launchers.spark import free_port
 from sparkring.runtime.kernel import tell
 from sparkring.wire.channel import ChannelClosed, Connection, Listener
 from sparkring.wire.messages import Failure, GpuUsed, ModelUsed, TaskScored
@@ -338,7 +337,6 @@ class _Watch:
         with self._changing:
             try:
                 if bind_host not in self._listeners:
-                    port = free_port(bind_host, port + 1) if port else 0  # gangs use the port itself
                     self._listeners[bind_host] = Listener(bind_host, port, self._secret, self._hear, most=_MOST)
             except OSError:
                 return None

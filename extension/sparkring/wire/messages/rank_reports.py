@@ -124,6 +124,14 @@ class CollectivesEnded(NamedTuple):
     """The rank is about to end collectives, as a Release requested. A rank without collectives does not send this."""
 
 
+class StoredKey(NamedTuple):
+    """A key that this rank's Gloo has stored, so that other ranks find this one. The driver sends it to all others."""
+
+    scope: str
+    key: str
+    value: bytes
+
+
 class TrainsAlone(NamedTuple):
     """The rank has trained with `library`, but has exchanged nothing with other ranks so far.
 

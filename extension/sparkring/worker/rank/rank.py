@@ -50,6 +50,7 @@ from sparkring.worker.rank.own_modules import OwnModules
 if TYPE_CHECKING:
     from sparkring.worker.rank.batches import BatchWork
     from sparkring.worker.rank.items import ItemWork
+    from sparkring.worker.rank.rendezvous import RendezvousStore
     from sparkring.worker.rank.sent_modules import SentModules
 
 QueuedOrder = (
@@ -146,7 +147,9 @@ class Rank:
         task_context.provide(context)
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
-    def tell(self, message: messages.Told | messages.Failed | messages.Importing | messages.TrainsAlone) -> None:
+    def tell(
+        self, message: messages.Told | messages.Failed | messages.Importing | messages.TrainsAlone | messages.StoredKey
+    ) -> None:
         """Send a small message to the driver, unless this is a process that the user has forked."""
         if os.getpid() == self.pid:
             with held_back():  # after an interrupt in the middle of a message, no other message could be sent
@@ -187,6 +190,8 @@ class Rank:
             collectives.release(lambda: self.home.send(messages.CollectivesEnded()))
         elif isinstance(order, messages.Answer):
             stdin.take(order)
+        elif isinstance(order, messages.StoredKey):
+            self.rendezvous().take(order)
         elif isinstance(order, messages.EndItem):
             if self.current is not None:
                 self.current.item_ends = True
@@ -338,6 +343,8 @@ class Rank:
             self.sent_modules.install()
         assert self.place is not None
         os.environ.setdefault("OMP_NUM_THREADS", self.place.threads)  # again: the notebook may have set and deleted it
+        if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in request.environment:
+            os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(self.rendezvous().port)
         os.environ.update({**request.environment, **self.environment})
         for name, value in request.defaults.items():
             os.environ.setdefault(name, value)
@@ -348,6 +355,11 @@ class Rank:
         if self.ended is not None and self.work is None:
             for name in self.own_modules.reload_changed(self.ended):
                 _print(f"sparkring: the module `{name}` has changed, so this rank has loaded it again.\n")
+
+    def rendezvous(self) -> RendezvousStore:
+        from sparkring.worker.rank import rendezvous  # imports an HTTP server, which only Horovod needs
+
+        return rendezvous.store(self.tell)
 
     def news(self, current: CurrentRequest) -> messages.RankNews:
         memory_bytes = 0 if self.work is None else self.work.end()
