@@ -53,7 +53,9 @@ def attempt(name, np=1, prepare=lambda: None):
 sys.stdout.write("FOUND " + json.dumps(found) + "\\n")  # in one piece, because py4j logs in other threads
 """
 TRIED = """
+import psutil, time
 from pyspark import SparkFiles
+from sparkring.history import run_store
 from pyspark.sql import SparkSession
 
 attempt("no session", 2)
@@ -90,9 +92,26 @@ with socket.socket() as taken:
     taken.bind(("127.0.0.1", 0))
     taken.listen()
     port = taken.getsockname()[1]
-    session = spark("local[2]", **{"spark.sparkring.driver.port": str(port)})
+    session = spark("local[4]", **{"spark.sparkring.driver.port": str(port)})
     attempt("taken port")
-attempt("free port")
+def ports():
+    connections = psutil.Process().net_connections("inet")
+    return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+before = ports()  # of Spark
+gang = sparkring.gang(np=1)
+attempt("free port", 2)
+scored = sparkring.predict(session.range(0, 4, 1, 1), lambda batch: batch["id"], inputs=["id"], idle_s=0.1)
+found["at one port"] = [
+    gang.run(lambda: 1).value,
+    sparkring.foreach(lambda x: x, [2, 3], np=2, quiet=True).values,
+    [row.prediction for row in scored.collect()],
+    ports() - before == {port},
+]
+deadline = time.monotonic() + 60
+while not any("predict" in run_store.load(path).title for path in run_store.saved()):
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+gang.stop()
 attempt("free port again")
 found["port"] = port
 session.stop()
@@ -374,8 +393,13 @@ def test_a_fixed_port(attempts):
     assert kind == "LaunchError"
     assert f"127.0.0.1:{attempts['port']}" in text
     assert "spark.sparkring.driver.port" in text
-    assert attempts["free port"][2] == [0]
     assert attempts["free port again"][2] == [0]
+
+
+def test_all_gangs_and_predictions_share_the_fixed_port(attempts):
+    """A warm gang, a run, the gangs of items and the reports of predictions use the same port at once."""
+    assert attempts["free port"][2] == [0, 1]
+    assert attempts["at one port"] == [1, [2, 3], [0, 1, 2, 3], True]
 
 
 def test_under_a_local_master_members_run_this_python(attempts):
