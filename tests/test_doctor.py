@@ -21,8 +21,9 @@ from sparkring.engine.doctor.builds import Build, HorovodBuild
 from sparkring.engine.doctor.gpus import GpuProcess, Gpus, GpuState
 from sparkring.engine.doctor.machine import Room
 from sparkring.errors import PathError
+from sparkring.history import run_store
 from sparkring.history.findings import Section, note, ok, problem
-from sparkring.runtime.storage import locate
+from sparkring.runtime.storage import dbfs_root, locate, user_folder
 from sparkring.views.findings import findings_html, findings_text, summary
 
 
@@ -127,13 +128,25 @@ def test_limits():
 
 def test_the_folder_for_saved_runs(tmp_path):
     """A folder that cannot be written is a problem, because no run can start. The check itself creates nothing."""
-    assert machine.runs_folder(tmp_path / "new" / "runs").topic == "runs"
-    assert "cannot be saved" not in machine.runs_folder(tmp_path / "new" / "runs").what
+    assert machine.folder("runs", lambda: tmp_path / "new" / "runs", "").topic == "runs"
+    assert "cannot be written" not in machine.folder("runs", lambda: tmp_path / "new" / "runs", "").what
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "runs", Path(os.devnull, "runs")):
-        found = machine.runs_folder(path)
+        found = machine.folder("runs", lambda path=path: path, "")
         assert (found.level, "SPARKRING_HOME" in found.advice) == ("problem", True)
+
+
+def test_a_user_without_a_home_folder(monkeypatch):
+    """In a container, HOME may be unset, and the user may have no entry in passwd. A sentence says what to set."""
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "SPARKRING_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+    for choose in (run_store.home, lambda: user_folder("cache"), dbfs_root):
+        with pytest.raises(PathError, match="set HOME"):
+            choose()
+    found = machine.folder("runs", run_store.home, "")
+    assert (found.level, "SPARKRING_HOME" in found.advice) == ("problem", True)
 
 
 def test_a_check_that_hangs_or_is_interrupted():

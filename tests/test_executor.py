@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -91,3 +92,20 @@ def test_processes(tmp_path, monkeypatch):
         assert time.monotonic() < until
         time.sleep(0.01)
     assert json.loads(said) == [3, first, last, ["-c"], os.getpgid(0)]
+
+
+def test_a_folder_for_temporary_files(tmp_path, monkeypatch):
+    """If Python finds no folder that can be written, one of Spark's is used, also by the processes that are started."""
+
+    def no_folder() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("tempfile.tempdir", "")
+    monkeypatch.setenv("TMPDIR", "before")
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/none,{tmp_path}")
+    boot.use_temporary_folder()
+    assert os.environ["TMPDIR"] == "before"
+    with monkeypatch.context() as during:
+        during.setattr("tempfile.gettempdir", no_folder)
+        boot.use_temporary_folder()
+    assert (os.environ["TMPDIR"], tempfile.tempdir) == (str(tmp_path), str(tmp_path))

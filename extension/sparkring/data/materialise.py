@@ -23,8 +23,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import platformdirs
-
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.jobs import interruptibly
 from sparkring.data.folders import entries, has_ended, read_json, storage_errors, this_process, write_json
@@ -32,7 +30,7 @@ from sparkring.data.frames import cluster_behind, for_arrays, proleptic, same_na
 from sparkring.errors import DataError, OptionsError
 from sparkring.history.describe import ago, size
 from sparkring.runtime.interrupts import interrupted
-from sparkring.runtime.storage import Location, locate
+from sparkring.runtime.storage import Location, locate, user_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -155,7 +153,7 @@ def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSess
         return locate(named) / "dataframes"
     if "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return locate(f"dbfs:/tmp/sparkring/{_user(session)}/dataframes")
-    return locate(platformdirs.user_cache_path("sparkring", appauthor=False) / "dataframes")
+    return locate(user_folder("cache") / "dataframes")
 
 
 def clean(home: Location) -> list[str]:

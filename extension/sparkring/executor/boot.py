@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +43,22 @@ importlib.import_module(sys.argv.pop()).main(decode(line))
 def command(python: str, module: str) -> list[str]:
     """Return the command of a process that reads an order from stdin, and calls main(order) of a module."""
     return [python, "-c", _BOOT, module]
+
+
+def use_temporary_folder() -> None:
+    """If Python finds no folder for temporary files that it can write to, use one of Spark's.
+
+    On Kubernetes, the executors' file systems may be read-only, except for Spark's folders. The setting applies to the
+    processes that this one starts, too.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        tempfile.gettempdir()
+        return
+    for variable in ("SPARK_LOCAL_DIRS", "LOCAL_DIRS", "SPARK_EXECUTOR_DIRS"):  # Spark's, YARN's, and standalone's
+        for folder in re.split("[,:]", os.environ.get(variable, "")):
+            if os.access(folder, os.W_OK | os.X_OK):
+                tempfile.tempdir = os.environ["TMPDIR"] = folder
+                return
 
 
 def start(

@@ -42,6 +42,7 @@ from sparkring.history.rank_logs import log as log
 from sparkring.history.rank_logs import log_name as log_name
 from sparkring.history.record import QUICK_S, RunRecord, apply
 from sparkring.history.snapshots import Snapshot
+from sparkring.runtime.storage import user_folder
 
 KEEP = 100  # unless SPARKRING_KEEP_RUNS is set
 KEEP_GB = 10.0  # unless SPARKRING_KEEP_GB is set
@@ -68,9 +69,7 @@ ABANDONED_AFTER_S = 24 * 3600  # an unfinished run whose events have not changed
 
 def home() -> Path:
     """Return where runs are saved: `$SPARKRING_HOME/runs`, or `runs` in the user's data folder."""
-    import platformdirs  # not at the top: executors import this module too, and may lack platformdirs
-
-    root = os.environ.get("SPARKRING_HOME") or platformdirs.user_data_dir("sparkring", appauthor=False)
+    root = os.environ.get("SPARKRING_HOME") or user_folder("data")
     # Absolute, because the notebook may change its folder. `%env` leaves a `~` as it is.
     return Path(os.path.expanduser(root), "runs").absolute()
 

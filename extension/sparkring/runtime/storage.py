@@ -15,7 +15,8 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sparkring.errors import PathError
 
@@ -132,14 +133,32 @@ def dbfs_root() -> str:
         return os.path.abspath(os.path.expanduser(named))
     if os.path.isdir(DBFS_MOUNT):
         return DBFS_MOUNT
-    import platformdirs
+    return str(user_folder("data") / "dbfs")
 
-    return str(platformdirs.user_data_path("sparkring", appauthor=False) / "dbfs")
+
+def user_folder(kind: Literal["data", "cache"]) -> Path:
+    """Return the user's folder for sparkring's data or caches. Raise PathError if this user has no home folder."""
+    import platformdirs  # not at the top: executors import this module too, and may lack platformdirs
+
+    choose = platformdirs.user_data_dir if kind == "data" else platformdirs.user_cache_dir
+    try:
+        path = Path(choose("sparkring", appauthor=False))
+    except RuntimeError:
+        path = Path("~")  # which older versions of platformdirs leave in the path
+    if not path.is_absolute():
+        raise PathError(
+            "HOME is not set, and this user has no entry in passwd, as in some containers: set HOME to a writable "
+            "folder before the kernel starts."
+        )
+    return path
 
 
 def root_for_ranks() -> dict[str, str]:
     """Return the environment variables that make dbfs:/ stand for the same folder on ranks as in this process."""
-    root = dbfs_root()
+    try:
+        root = dbfs_root()
+    except PathError:  # there is no folder for dbfs:/, and perhaps no rank needs one
+        return {}
     return {} if root == DBFS_MOUNT else {DBFS_ROOT: root}
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sparkring.executor.archive import unpacked
-from sparkring.executor.boot import start
+from sparkring.executor.boot import start, use_temporary_folder
 from sparkring.executor.environment import EnvironmentOrder, unpacked_environment
 from sparkring.executor.handshake import GREETING
 from sparkring.executor.orders import ROWS_END, UNREACHED, Ticket, changed
@@ -65,6 +65,7 @@ def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
     root = SparkFiles.getRootDirectory()
     # Files from addPyFile() are below this folder, on the sys.path of Spark's workers only.
     first, root = [os.path.abspath(entry) for entry in sys.path if entry.startswith(root)], os.path.abspath(root)
+    use_temporary_folder()
     folder, read, pipe = tempfile.mkdtemp(prefix="sparkring-"), -1, None
     if order.schema is not None:
         read, written = os.pipe()

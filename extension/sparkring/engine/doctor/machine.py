@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from sparkring.capture import notebook_state
 from sparkring.capture.packing import pack_call
 from sparkring.capture.versions import minor, version_of, versions
 from sparkring.engine.doctor import builds
-from sparkring.errors import LaunchError
+from sparkring.errors import LaunchError, PathError
 from sparkring.gangs.execution import Request
 from sparkring.gangs.gang import Gang
 from sparkring.history import run_store
@@ -28,13 +28,14 @@ from sparkring.history.describe import duration, first_line, size
 from sparkring.history.findings import Finding, note, ok, problem
 from sparkring.launchers.local import LocalLauncher
 from sparkring.runtime import limits
-from sparkring.runtime.storage import root_for_ranks
+from sparkring.runtime.storage import root_for_ranks, user_folder
 from sparkring.wire.messages import FunctionCall, Run
 from sparkring.worker.member import process
 
 FRAMEWORKS = ("tensorflow", "torch", "jax")
 FULL_BYTES, LOW_BYTES = 200e6, 2e9  # with less free space on a disk, there is a problem or a note
 LOW_MEMORY_BYTES = 1e9
+_VARIABLES = {"cache": "XDG_CACHE_HOME", "runs": "SPARKRING_HOME"}  # those that name these folders
 LOW_SHARED_BYTES = 512e6  # containers get 64 MB of /dev/shm by default
 FEW_FILES, LOW_FILES = 256, 1024
 _REBUILD = "Build it again with `sparkring-build-horovod --force --install`."
@@ -98,13 +99,11 @@ def capacity() -> list[Finding]:
     findings = [ok("cores", cores(limits.cores(), os.cpu_count() or 1, limits.quota()))]
     if process.total_bytes():
         findings.append(memory(Room(process.available_bytes(), process.total_bytes())))
-    import platformdirs
-
-    for name, path in (("TMPDIR", Path(tempfile.gettempdir())), ("cache", platformdirs.user_cache_path())):
-        there_already = next(folder for folder in (path, *path.parents) if folder.exists())
-        disk_usage = shutil.disk_usage(there_already)
-        findings.append(disk(name, str(path), Room(disk_usage.free, disk_usage.total)))
-    findings.append(runs_folder(run_store.home()))
+    findings += [
+        folder("TMPDIR", lambda: Path(tempfile.gettempdir()), "Some cells need temporary files."),
+        folder("cache", lambda: user_folder("cache"), "DataFrames cannot be cached until then."),
+        folder("runs", run_store.home, "No cell can run on ranks until then."),
+    ]
     with contextlib.suppress(OSError):  # macOS has no /dev/shm
         disk_usage = shutil.disk_usage("/dev/shm")
         findings.append(shared_memory(Room(disk_usage.free, disk_usage.total)))
@@ -134,22 +133,24 @@ def disk(name: str, path: str, room: Room) -> Finding:
     what = f"{size(room.free)} of {size(room.total)} free in {path}"
     if room.free >= LOW_BYTES:
         return ok(name, what)
-    variable = {"cache": "XDG_CACHE_HOME", "runs": "SPARKRING_HOME"}.get(name, name)
-    advice = f"Remove files, or set {variable} to another folder before the kernel starts."
+    advice = f"Remove files, or set {_VARIABLES.get(name, name)} to another folder before the kernel starts."
     return problem(name, what, advice) if room.free < FULL_BYTES else note(name, what, advice)
 
 
-def runs_folder(path: Path) -> Finding:
-    """Check that the folder for saved runs can be written, or created, and judge the free space of its disk."""
+def folder(name: str, choose: Callable[[], Path], what_for: str) -> Finding:
+    """Check that the folder that `choose` returns can be written, or created, and judge the free space of its disk."""
+    where = ""
     try:
+        path = choose()
+        where = f" {path}"
         there_already = next(folder for folder in (path, *path.parents) if folder.exists())
         with tempfile.TemporaryFile(dir=there_already):
             pass
         disk_usage = shutil.disk_usage(there_already)
-    except OSError as error:
-        what = f"runs cannot be saved in {path}: {error.strerror or error}"
-        return problem("runs", what, "Set SPARKRING_HOME to a writable folder. No cell can run on ranks until then.")
-    return disk("runs", str(path), Room(disk_usage.free, disk_usage.total))
+    except (OSError, PathError) as error:
+        what = f"the folder{where} cannot be written: {getattr(error, 'strerror', None) or error}"
+        return problem(name, what, f"Set {_VARIABLES.get(name, name)} to a writable folder. {what_for}")
+    return disk(name, str(path), Room(disk_usage.free, disk_usage.total))
 
 
 def shared_memory(room: Room) -> Finding:

@@ -34,7 +34,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sparkring.executor.archive import unpacked
-from sparkring.executor.boot import start_detached
+from sparkring.executor.boot import start_detached, use_temporary_folder
 from sparkring.executor.orders import ModelOrder, changed
 from sparkring.runtime.limits import cores
 
@@ -461,6 +461,7 @@ def _visible(gpus: Sequence[str]) -> dict[str, str]:
 
 def _temporary() -> str:
     """Return the folder for temporary files, or /tmp if a socket's path would then be longer than macOS allows."""
+    use_temporary_folder()
     folder = tempfile.gettempdir()
     return folder if len(folder) < 54 else "/tmp"
 
