@@ -102,10 +102,13 @@ def test_a_folder_for_temporary_files(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tempfile.tempdir", "")
     monkeypatch.setenv("TMPDIR", "before")
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/none,{tmp_path}")
+    root = tmp_path / "root"
+    (root / "spark/blockmgr").mkdir(parents=True)
+    monkeypatch.setattr(boot, "SHORT", len(str(root)))
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/none,{root}/spark/blockmgr")
     boot.use_temporary_folder()
     assert os.environ["TMPDIR"] == "before"
     with monkeypatch.context() as during:
         during.setattr("tempfile.gettempdir", no_folder)
         boot.use_temporary_folder()
-    assert (os.environ["TMPDIR"], tempfile.tempdir) == (str(tmp_path), str(tmp_path))
+    assert (os.environ["TMPDIR"], tempfile.tempdir) == (str(root), str(root))

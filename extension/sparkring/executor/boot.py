@@ -18,6 +18,8 @@ from typing import Any
 from sparkring.executor.orders import encode
 
 HERE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))  # the folder with the package sparkring
+# A socket in a folder of a folder for temporary files can have a path of at most 104 characters on macOS.
+SHORT = 53
 # The program of each process; its argument is the module that carries out the order. Before `json` is imported, ''
 # (the working folder) is removed from sys.path, because otherwise a json.py in that folder would be imported instead.
 # A detached process says its id, and then writes everything to stderr.
@@ -57,6 +59,8 @@ def use_temporary_folder() -> None:
     for variable in ("SPARK_LOCAL_DIRS", "LOCAL_DIRS", "SPARK_EXECUTOR_DIRS"):  # Spark's, YARN's, and standalone's
         for folder in re.split("[,:]", os.environ.get(variable, "")):
             if os.access(folder, os.W_OK | os.X_OK):
+                while len(folder) > SHORT and os.access(above := os.path.dirname(folder), os.W_OK | os.X_OK):
+                    folder = above
                 tempfile.tempdir = os.environ["TMPDIR"] = folder
                 return
 

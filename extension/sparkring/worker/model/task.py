@@ -34,7 +34,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sparkring.executor.archive import unpacked
-from sparkring.executor.boot import start_detached, use_temporary_folder
+from sparkring.executor.boot import SHORT, start_detached, use_temporary_folder
 from sparkring.executor.orders import ModelOrder, changed
 from sparkring.runtime.limits import cores
 
@@ -463,7 +463,7 @@ def _temporary() -> str:
     """Return the folder for temporary files, or /tmp if a socket's path would then be longer than macOS allows."""
     use_temporary_folder()
     folder = tempfile.gettempdir()
-    return folder if len(folder) < 54 else "/tmp"
+    return folder if len(folder) <= SHORT else "/tmp"
 
 
 def _threads() -> dict[str, str]:
