@@ -350,9 +350,9 @@ def test_executors_that_did_not_answer_or_cannot_use_the_directory():
 
 
 def test_sessions_and_jobs_that_cannot_be_used():
-    assert spark.session(SLOTS, dynamic=False).level == "ok"
-    assert spark.session(SLOTS, dynamic=True).level == "problem"
-    assert spark.session(SLOTS._replace(total=0), dynamic=False).level == "problem"
+    assert spark.session(SLOTS, growth="").level == "ok"
+    assert spark.session(SLOTS._replace(total=0), growth="spark.cores.max=4").level == "ok"
+    assert spark.session(SLOTS._replace(total=0), growth="").level == "problem"
     wrong = spark.job_failed("ModuleNotFoundError: No module named 'numpy'", lambda: "/usr/bin/python3")
     assert "/usr/bin/python3, which has no numpy" in wrong.what
     assert spark.job_failed("java.io.IOException: disk is full", str).level == "problem"

@@ -60,14 +60,17 @@ class Data(NamedTuple):
         except Exception as error:  # pyspark has several classes for this error
             raise LaunchError(f"`{self.name}`: {not_in_arrow(self.frame.schema, error)}") from error
 
-    def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
-        """Return a DataFrame. To compute it, Spark runs `task` on each of `size` partitions in a barrier stage."""
+    def stage(self, size: int, task: Callable[..., Any], *, barrier: bool) -> DataFrame:
+        """Return a DataFrame. To compute it, Spark runs `task` on each of `size` partitions.
+
+        `barrier` says whether the tasks are a barrier stage.
+        """
         as_it_is = self.counted or self.partitions() == size
         frame = self.frame if as_it_is else self.frame.repartition(size)
         # mapInArrow() looks columns up by name, which fails if a name has a dot or if two columns have the same name.
         frame = frame.toDF(*map(str, range(len(frame.columns))))
         with pandas_unused():
-            return frame.mapInArrow(task, "nothing int", barrier=True)
+            return frame.mapInArrow(task, "nothing int", barrier=barrier)
 
 
 def arrow_schema(schema: StructType, session: SparkSession) -> bytes:

@@ -1,4 +1,4 @@
-"""Finds out how many task slots Spark has, what holds them, and whether a barrier stage would get enough of them."""
+"""Finds out how many task slots Spark has, what holds them, and whether a ring would get enough of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from sparkring.cluster.formation import dynamic_allocation, executor_slots, most_slots
 from sparkring.cluster.session import active_cluster, made_here, or_here
 from sparkring.errors import LaunchError, SlotsError
 from sparkring.history.describe import counted
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 SETTLE_S, REPLACED_S = 1.2, 30.0
 REGISTERED_S, TOGETHER_S = 30.0, 3.0
 PROMISED_S, PROMISED_LEAST_S = 120.0, 15.0
+MOST_TASKS = 1 << 31  # without a limit, dynamic allocation starts as many executors as Spark can count
 INSTANCES = 2  # the number of executors on YARN and Kubernetes, unless spark.executor.instances is set
 
 Say = Callable[[str], None]  # shows the user a message
@@ -117,6 +119,17 @@ def current_slots() -> Slots | None:
     return None if cluster is None or cluster.is_stopped() else slots(cluster)
 
 
+def room(size: int) -> int:
+    """Return how many tasks the notebook's session has room for, if `size` are wanted; 0 if there is no session.
+
+    With dynamic allocation, this includes the tasks for which executors would start.
+    """
+    cluster = active_cluster()
+    if cluster is None or cluster.is_stopped():
+        return 0
+    return (_reachable(cluster, size, None)[0] if dynamic_allocation(cluster) else slots(cluster)).total
+
+
 def gpus_per(cluster: Cluster, holder: Literal["task", "executor"]) -> float:
     """Return how many GPUs Spark gives to each task or to each executor, as `holder` says."""
     if cluster.is_driver_alone:
@@ -143,20 +156,24 @@ def check_gpus(cluster: Cluster, size: int, needed: int) -> None:
 
 
 def check(cluster: Cluster, size: int, data: Data | None, say: Say | None, *, here: bool) -> None:
-    """Raise LaunchError or SlotsError if a barrier stage of `size` tasks cannot start in the session as it is.
+    """Raise LaunchError or SlotsError if a ring of `size` tasks cannot start in the session as it is.
 
     `data` is the partitioned data that the stage reads, if any. `here` says whether errors may suggest processes on
     this machine instead of Spark tasks. If Spark has just started, or has just lost an executor, wait for executors,
-    unless `say` is None.
+    unless `say` is None. With dynamic allocation, executors come when the tasks wait for them.
     """
-    _refuse_dynamic_allocation(cluster)
-    capacity = _settled(cluster, size, say)
+    capacity, limit = _reachable(cluster, size, say)
     gangs = [one for one in list(running) if one.persistent and one.cluster == cluster]
     held = sum(one.size for one in gangs)
     if held and capacity.total - held < size <= capacity.total:
         raise SlotsError(
             f"needs {size} task slots, but the {gangs[0].title} holds {held} of {capacity.total}. Run on the gang "
             f"(leave out -n, or use -n {held}), or stop it (%gang stop){or_here(size, here)}."
+        )
+    if capacity.total < size and limit:
+        raise SlotsError(
+            f"needs {size} task slots, but Spark can have {capacity.total} at most: {limit}. Use -n "
+            f"{max(capacity.total, 1)}, or start the session with a higher limit{or_here(size, here)}."
         )
     if capacity.total < size and data is not None:
         raise SlotsError(
@@ -179,13 +196,23 @@ def check(cluster: Cluster, size: int, data: Data | None, say: Say | None, *, he
 
 def check_ring(cluster: Cluster, size: int, say: Say | None) -> None:
     """Raise LaunchError or SlotsError if Spark cannot start a pool's items, each of which runs on `size` ranks."""
-    _refuse_dynamic_allocation(cluster)
-    total = _settled(cluster, size, say).total
-    if total < size:
+    capacity, limit = _reachable(cluster, size, say)
+    if capacity.total < size:
         raise SlotsError(
-            f"each item needs {size} task slots (--np-each {size}), but there are {total} in all ({cluster.title}): "
-            "use fewer ranks for each item, or add executors or cores."
+            f"each item needs {size} task slots (--np-each {size}), but there are {capacity.total} in all "
+            f"({limit or cluster.title}): use fewer ranks for each item, or add executors or cores."
         )
+
+
+def _reachable(cluster: Cluster, size: int, say: Say | None) -> tuple[Slots, str]:
+    """Return the slots with those that a launch of `size` tasks can wait for, and the settings that limit them, if any.
+
+    Dynamic allocation starts executors for tasks that wait. So, up to its limit, slots that do not exist yet count.
+    """
+    if not dynamic_allocation(cluster):
+        return _settled(cluster, size, say), ""
+    capacity, (most, limit) = slots(cluster), most_slots(cluster)
+    return capacity._replace(total=max(capacity.total, int(min(most, MOST_TASKS)))), limit
 
 
 def _settled(cluster: Cluster, size: int, say: Say | None) -> Slots:
@@ -235,23 +262,8 @@ def _promised(cluster: Cluster, capacity: Slots) -> tuple[int, str]:
     executors = setting("spark.executor.instances", default)
     per_executor = capacity.total // max(1, len(capacity.hosts) - 1)  # the first host is the driver's
     if not (capacity.total and capacity.hosts):
-        per_executor = int(setting("spark.executor.cores", "1")) // cores_per_task
-        if capacity.gpus_per_task:
-            per_executor = min(per_executor, int(capacity.gpus_per_executor / capacity.gpus_per_task))
+        per_executor = executor_slots(cluster) or 1
     return int(executors) * per_executor, f"spark.executor.instances={executors}"
-
-
-def dynamic_allocation(cluster: Cluster) -> bool:
-    """Return whether Spark's dynamic allocation is on. While it is on, Spark runs no barrier stages."""
-    return cluster.setting("spark.dynamicAllocation.enabled").lower() == "true"
-
-
-def _refuse_dynamic_allocation(cluster: Cluster) -> None:
-    if dynamic_allocation(cluster):
-        raise LaunchError(
-            "Spark cannot run barrier stages while its dynamic allocation is on: start the session with "
-            "spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
-        )
 
 
 def waiting(cluster: Cluster, mine: Collection[int]) -> dict[int, str]:

@@ -50,7 +50,8 @@ class Ticket(NamedTuple):
     `cleanup` is a folder to remove when the member exits, or ''. `prefix` is sys.prefix of the notebook's Python.
     `gpus` are the addresses of the GPUs that only this rank uses. In a Spark task, `context` is the content of the
     task's TaskContext, packed by worker/spark_task.py. `rows` is the open file descriptor from which the rank reads the
-    rows of its partition, or -1.
+    rows of its partition, or -1. A gang may have to launch its members again: `launch` counts the launches, from 0.
+    `attempt` is how often Spark has started the task before.
     """
 
     member: int
@@ -62,6 +63,8 @@ class Ticket(NamedTuple):
     gpus: Sequence[str] = ()
     context: str = ""
     rows: int = -1
+    launch: int = 0
+    attempt: int = 0
 
 
 class ModelOrder(NamedTuple):

@@ -32,6 +32,7 @@ from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
 from sparkring.runtime.world import World
 from sparkring.wire import messages
+from sparkring.wire.channel import Connection
 
 SILENT_LIMIT_S = 30.0  # a member that sends nothing for this long counts as lost: members send a Beat every 2 s
 # A member reads the file of a timeline slowly. So wait this long for the next piece of the timeline and, after the last
@@ -41,10 +42,15 @@ LOST_WAIT_S = 2.0  # wait this long for the reason why a member was lost: Spark 
 
 
 class Joining(NamedTuple):
-    """Members are being launched since `since`. `early` are messages from members that have no rank yet."""
+    """Members are being launched since `since`. `early` are messages from members that have no rank yet.
+
+    `moved` is when the last of the members joined or was lost, and `most` is how many have been joined at once.
+    """
 
     since: float
     early: list[Arrival]
+    moved: float
+    most: int = 0
 
 
 class End(enum.Enum):
@@ -77,7 +83,9 @@ class Gang:
         self._gpus = GangGpus(self._members)
         self._arrived: collections.deque[Arrival] = collections.deque()  # messages that poll() has not processed yet
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns
-        self._joining: Joining | None = Joining(time.monotonic(), [])  # None once the gang is up
+        self._joining: Joining | None = _joining()  # None once the gang is up
+        self._gathering: dict[int, messages.Gather] = {}  # by rank, the calls of barrier() and allGather() that wait
+        self._ticket = Ticket(-1, "", 0, "")  # what all members get, once the gang has been started
         self._end: End | None = None
         self._timeline_until: float | None = None
 
@@ -94,9 +102,10 @@ class Gang:
                 advice = "Set spark.sparkring.driver.port to a free port, or leave it unset."
             where = f"{launcher.bind_host}:{launcher.port}"
             raise LaunchError(f"the driver cannot listen on {where}: {error.strerror or error}. {advice}") from error
-        self._joining = Joining(time.monotonic(), [])
+        self._joining = _joining()
         # The driver already listens, so a member can connect as soon as it runs.
-        launcher.start(self.size, Ticket(-1, launcher.host, port, secret.hex(), sys.prefix))
+        self._ticket = Ticket(-1, launcher.host, port, secret.hex(), sys.prefix)
+        launcher.start(self.size, self._ticket)
 
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
         """Have `ranks` (all if empty) run `request` as soon as the gang is up; no other request may be running.
@@ -262,8 +271,12 @@ class Gang:
     # ── what members report ───────────────────────────────────────────────────
 
     def _take(self, arrival: Arrival) -> list[Event]:
+        if not self._members.is_current(arrival.member, arrival.connection):
+            if arrival.report is None:
+                self._members.drop(arrival.member, arrival.connection)
+            return []
         if arrival.report is None:
-            return self._lost(arrival.member, arrival.end)
+            return self._lost(arrival.member, arrival.end, arrival.connection)
         if isinstance(arrival.report, messages.Hello):
             return self._joined(arrival.report)
         if self._joining is not None:
@@ -272,7 +285,12 @@ class Gang:
         return self._reported(self._members.worlds[arrival.member].rank, arrival.report)
 
     def _joined(self, hello: messages.Hello) -> list[Event]:
+        if hello.member in self._members.hellos:  # it has taken the place of a lost member before this message was read
+            return []
         self._members.hellos[hello.member] = hello
+        if self._joining is not None:
+            most = max(self._joining.most, len(self._members.hellos))
+            self._joining = self._joining._replace(moved=time.monotonic(), most=most)
         joined: list[Event] = [events.MemberJoined(time.time(), hello.member, hello.host)]
         if self._end is End.STOPPING:  # the other members were told to stop before this one connected
             self._outbox.send(hello.member, messages.Stop(signal.SIGKILL, 0.0))
@@ -320,6 +338,8 @@ class Gang:
                     if other != rank:
                         self._outbox.send(member, report)
                 return []
+            case messages.Gather():
+                return self._gather(rank, report)
             case messages.TrainsAlone():
                 if self.execution is not None:
                     self.execution.alone[rank] = report
@@ -335,6 +355,18 @@ class Gang:
         if isinstance(event, events.GpuUsed):
             self._gpus.note_used(event)
         return [event]
+
+    def _gather(self, rank: int, call: messages.Gather) -> list[Event]:
+        """Record that the rank waits for the others. If it is the last one, let all of them go on."""
+        ranks = () if self.execution is None else self.execution.ranks
+        self._gathering[rank] = call
+        if all(one in self._gathering for one in ranks):
+            calls = [self._gathering.pop(one) for one in ranks]
+            mismatch = len({call.what for call in calls}) > 1
+            answer = messages.Gathered(tuple(call.text for call in calls), mismatch)
+            for one in ranks:
+                self._outbox.send(self._members.member_of[one], answer)
+        return []
 
     def _heard(self, rank: int, news: messages.RankNews) -> None:
         endpoints = self._members.endpoints  # the previous port may be in use by now
@@ -352,6 +384,7 @@ class Gang:
     def _begun(self, execution: Execution) -> list[Event]:
         """Return the events for the beginning of an execution."""
         now = time.time()
+        self._gathering.clear()
         begun = [events.RankStarted(now, *self.place_of(rank)) for rank in execution.ranks]
         return [*begun, *self._gpus.begin(execution.ranks)]
 
@@ -369,17 +402,21 @@ class Gang:
         failed = self._failed(rank, failure) if self._end is None else []
         return [*failed, events.RankExited(time.time(), rank)]
 
-    def _lost(self, member: int, how: str) -> list[Event]:
+    def _lost(self, member: int, how: str, connection: Connection | None = None) -> list[Event]:
         """Record that a lost member's rank is gone, unless its Exited message has arrived.
 
-        `how` says how the member was lost.
+        `how` says how the member was lost. If the gang was not up yet, another attempt may take the member's place.
 
-        Raise LaunchError if the gang was not up yet and is not being stopped: the launcher's error if the launcher
-        knows why members have exited, otherwise MemberLost.
+        Raise LaunchError if the gang was not up yet, is not being stopped, and lost members are not replaced: the
+        launcher's error if the launcher knows why members have exited, otherwise MemberLost.
         """
         if not self.up:
             if self._end is End.STOPPING:
                 return []
+            if self.launcher.one_by_one and self._joining is not None:
+                self._joining = self._joining._replace(moved=time.monotonic())
+                following = self._members.drop(member, connection)
+                return [events.MemberLeft(time.time(), member), *(self._joined(following) if following else [])]
             host = self._members.hellos[member].host
             lost = MemberLost(f"member {member} on {host} was lost before all {self.size} ranks were up: {how}.")
             raise self.launcher.problem(LOST_WAIT_S) or lost
@@ -395,8 +432,7 @@ class Gang:
         if self._end is End.STOPPING:
             return []
         if self._joining is not None:
-            self._watch_launch(self._joining)
-            return []
+            return self._watch_launch(self._joining)
         news: list[Event] = []
         for member, silent_s in self._members.silences().items():
             # While a member is passing a large payload on to its rank, it cannot send a Beat, so silence is normal.
@@ -404,15 +440,30 @@ class Gang:
                 news += self._lost(member, f"no message from its process for {silent_s:.0f} s")
         return news
 
-    def _watch_launch(self, joining: Joining) -> None:
-        launcher = self.launcher
+    def _watch_launch(self, joining: Joining) -> list[Event]:
+        launcher, now = self.launcher, time.monotonic()
         problem = launcher.problem()
         if problem is not None:
             raise problem
-        if time.monotonic() - joining.since > launcher.give_up_after_s:
-            missing = self._members.missing
+        if now - joining.since > launcher.give_up_after_s:
             raise MemberLost(
-                f"{len(missing)} of {self.size} ranks did not start within {launcher.give_up_after_s:.0f} s (first "
-                f"missing: member {missing[0]}). Members connect to the driver at {launcher.host}: check that they can "
-                "reach this address."
+                f"{self.size - joining.most} of {self.size} ranks did not start within {launcher.give_up_after_s:.0f} s "
+                f"(first missing: member {self._members.missing[0]}). {launcher.why_missing()}"
             )
+        if self._members.hellos and launcher.gives_back(now - joining.moved):
+            return self._start_over(joining)
+        return []
+
+    def _start_over(self, joining: Joining) -> list[Event]:
+        """End the members that wait for others, so that their slots are free, and launch all of them again later."""
+        joined, why = sorted(self._members.hellos), self.launcher.waits_for()
+        self._outbox.send_all(messages.Stop(signal.SIGKILL, 0.0))
+        pause_s = self.launcher.start_again(self._ticket._replace(launch=self._members.start_over()))
+        self._joining = joining._replace(early=[], moved=time.monotonic())
+        text = describe.slots_given_back(len(joined), self.size, why, pause_s)
+        return [*(events.MemberLeft(time.time(), member) for member in joined), events.Notice(time.time(), text)]
+
+
+def _joining() -> Joining:
+    now = time.monotonic()
+    return Joining(now, [], now)

@@ -18,17 +18,21 @@ from sparkring.wire.messages import Hello, Report
 # A message may be large, so few are kept: a rank that prints faster than the driver can read soon has to wait.
 QUEUE_MESSAGES = 64
 # The number of unknown peers that may be connected in addition to all members of the gang, such as port scanners. They
-# must not keep members from connecting.
+# must not keep members from connecting. While a launch is repeated, each member may also be connected twice.
 STRANGERS = 16
 _REPORTS = get_args(Report)
 
 
 class Arrival(NamedTuple):
-    """A message from a member. If `report` is None, the member's connection has ended, and `end` says why."""
+    """A message from a member. If `report` is None, the member's connection has ended, and `end` says why.
+
+    `connection` is the connection on which it came.
+    """
 
     member: int
     report: Report | None
     end: str = ""
+    connection: Connection | None = None
 
 
 _WAKE = Arrival(-1, None)  # an entry that only makes take() return
@@ -38,9 +42,8 @@ _END = Arrival(-2, None)  # the last entry in the queue
 class Inbox:
     """Accepts the members' connections, and queues the messages that arrive.
 
-    Two functions are called in the connection's thread. `admit(hello, connection)` returns whether this is the first
-    connection of a member of this gang; if not, the connection is closed. `on_arrival()` is called whenever a message
-    has been queued.
+    Two functions are called in the connection's thread. `admit(hello, connection)` returns whether the connection
+    belongs to a member of this gang; if not, it is closed. `on_arrival()` is called whenever a message has been queued.
     """
 
     def __init__(self, size: int, admit: Callable[[Hello, Connection], bool], on_arrival: Callable[[], object]) -> None:
@@ -53,7 +56,7 @@ class Inbox:
 
     def open(self, host: str, port: int, secret: bytes) -> int:
         """Listen for members, and return the port. Raise OSError if that fails."""
-        self._listener = Listener(host, port, secret, self._read, most=self._size + STRANGERS)
+        self._listener = Listener(host, port, secret, self._read, most=2 * self._size + STRANGERS)
         return self._listener.port
 
     @property
@@ -102,18 +105,18 @@ class Inbox:
             if not isinstance(hello, Hello) or not self._admit(hello, connection):
                 return
             member = hello.member
-            self._put(Arrival(member, hello))
+            self._put(Arrival(member, hello, connection=connection))
             while True:
                 report = connection.receive()
                 if not isinstance(report, _REPORTS):
                     raise ProtocolError(f"{type(report).__name__} is not for the driver")
-                self._put(Arrival(member, report))
+                self._put(Arrival(member, report, connection=connection))
         except ProtocolError as error:
             end = f"a message from the member cannot be read: {error}"
         except ChannelClosed:
             end = "the connection to its process broke"
         if member >= 0:
-            self._put(Arrival(member, None, end))
+            self._put(Arrival(member, None, end, connection))
 
     def _put(self, arrival: Arrival) -> None:
         while not self._closed.is_set():

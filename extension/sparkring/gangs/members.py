@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from sparkring.capture import packages
 from sparkring.capture.packages import CodeImports
@@ -22,8 +23,19 @@ from sparkring.wire.messages import EnterWorld, Hello, LackingPackages
 ABSENT_S = 7.5
 
 
+class Candidate(NamedTuple):
+    """A process that has connected as a member: its first message, and its connection."""
+
+    hello: Hello
+    connection: Connection
+
+
 class Members:
     """The `size` members of a gang.
+
+    Spark may start a task again while the first attempt runs, or seems to. So several processes may connect as the same
+    member. The first one is the member. The others wait, and never get a rank unless the first is lost before all
+    members have joined.
 
     `hellos` contains the first message of each member that has joined. `worlds[i]` is the World of member i, which
     contains its rank and its node. `member_of[rank]` is the member of a rank. Both are empty until all members have
@@ -42,15 +54,55 @@ class Members:
         self.deaths: dict[int, Failure] = {}
         self._noticed: set[str] = set()
         self._lock = threading.Lock()
+        self._launch = 0
+        self._others: dict[int, list[Candidate]] = {}  # who waits to become a member, by the member's number
+        self._attempts: dict[int, int] = {}  # which attempt of its task each member in `connections` is
         self._asked_at: float | None = None  # when silences() was called last
 
     def admit(self, hello: Hello, connection: Connection) -> bool:
-        """Return whether `connection` is the first one of a member; if so, keep it. Any thread may call this."""
+        """Return whether `connection` is that of a member of this launch, or of another attempt that waits.
+
+        Any thread may call this.
+        """
         with self._lock:  # two connections with the same number may arrive at once
-            if not 0 <= hello.member < self.size or hello.member in self.connections:
+            member = hello.member
+            if hello.launch != self._launch or not 0 <= member < self.size:
                 return False
-            self.connections[hello.member] = connection
+            if member not in self.connections:
+                self.connections[member], self._attempts[member] = connection, hello.attempt
+            elif hello.attempt != self._attempts[member]:
+                self._others.setdefault(member, []).append(Candidate(hello, connection))
+            else:
+                return False
             return True
+
+    def is_current(self, member: int, connection: Connection | None) -> bool:
+        """Return whether the connection is that of the member itself, not that of an attempt that waits or is lost."""
+        return self.connections.get(member) is connection
+
+    def drop(self, member: int, connection: Connection | None) -> Hello | None:
+        """Forget a connection that has ended. If another attempt takes the member's place, return its first message."""
+        with self._lock:
+            others = [other for other in self._others.pop(member, []) if other.connection is not connection]
+            following = None
+            if self.is_current(member, connection):
+                del self.connections[member]
+                self.hellos.pop(member, None)
+                if others:
+                    following = others.pop(0)
+                    self.connections[member], self._attempts[member] = following.connection, following.hello.attempt
+            if others:
+                self._others[member] = others
+        return None if following is None else following.hello
+
+    def start_over(self) -> int:
+        """Forget all members, which are then launched again. Return the number of the new launch."""
+        with self._lock:
+            self._launch += 1
+            self.connections.clear()
+            self.hellos.clear()
+            self._others.clear()
+            return self._launch
 
     @property
     def missing(self) -> list[int]:
@@ -72,8 +124,10 @@ class Members:
             hello, peer = hellos[member], self.connections[member].peer_host()
             self.endpoints.append(Endpoint(hello.host, hello.address, hello.interface, peer, hello.port))
         seen = gpu_environments(self.worlds) if pins_gpus else [{}] * self.size
+        peers = tuple(f"{f'[{at.address}]' if ':' in at.address else at.address}:{at.port}" for at in hellos)
         return {
-            member: EnterWorld(world, hellos[member].address, seen[member]) for member, world in enumerate(self.worlds)
+            member: EnterWorld(world, hellos[member].address, seen[member], peers)
+            for member, world in enumerate(self.worlds)
         }
 
     def gpus_on(self, host: str) -> list[str]:

@@ -132,6 +132,13 @@ class MemberJoined(NamedTuple):
     host: str
 
 
+class MemberLeft(NamedTuple):
+    """A member that has joined is gone before all have joined: it was lost, or has given back its place."""
+
+    time: float
+    member: int
+
+
 class RankStarted(NamedTuple):
     """A rank has been sent the cell to run. `pid` is the id of the rank's process on `host`."""
 
@@ -404,6 +411,7 @@ RunEvent = (
     | AttemptStarted
     | AttemptEnded
     | MemberJoined
+    | MemberLeft
     | ModelGpuUsed
     | TimelineSaved
     | Notice

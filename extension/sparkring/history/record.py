@@ -280,6 +280,8 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return record._replace(model_gpus=tuple(known.values()))
         case events.MemberJoined():
             return record._replace(joined=record.joined + 1)
+        case events.MemberLeft():
+            return record._replace(joined=record.joined - 1)
         case events.TimelineSaved():
             return record._replace(timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
         case events.Notice():

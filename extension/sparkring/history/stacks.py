@@ -49,7 +49,7 @@ _WAITS = (
         r"_initialize_multi_worker",
         "MultiWorkerMirroredStrategy",
     ),
-    (r"/pyspark/taskcontext\.py$", r"(?P<name>barrier|allGather)", ""),
+    (r"/pyspark/taskcontext\.py$|sparkring/worker/rank/task_context\.py$", r"(?P<name>barrier|allGather)", ""),
 )
 # TensorFlow runs a whole graph in one call, for example in Keras' fit. The Python stack does not show whether the rank
 # is computing in this call or waiting in one of the graph's collectives.

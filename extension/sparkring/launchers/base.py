@@ -127,6 +127,9 @@ class Launcher(ABC):
     If the start takes longer than `slow_after_s`, a notice says what it is waiting for. If some members have not
     connected after `give_up_after_s`, the start fails. The gang sets `code` to what the ranks will run first. In
     start(), `code` is None if that is not known yet, as for a warm gang.
+
+    If `one_by_one` is true, members may start at different times, and a member that is lost before all are up may be
+    replaced. The gang then asks gives_back() whether the members that have connected should go on waiting for others.
     """
 
     bind_host = host = "127.0.0.1"
@@ -135,6 +138,7 @@ class Launcher(ABC):
     slow_after_s = 5.0
     give_up_after_s = 120.0
     code: Code | None = None
+    one_by_one = False
 
     @abstractmethod
     def start(self, size: int, ticket: Ticket) -> None:
@@ -150,6 +154,21 @@ class Launcher(ABC):
 
         `joined` says whether any member has connected to the driver.
         """
+
+    def gives_back(self, waited_s: float) -> bool:
+        """Return whether to end the members that have waited `waited_s` seconds for others, and to start again later.
+
+        They may hold what another gang waits for, which may hold what they wait for.
+        """
+        return False
+
+    def start_again(self, ticket: Ticket) -> float:
+        """End all members, start them again after a pause, and return its length in seconds. This waits for nothing."""
+        raise NotImplementedError
+
+    def why_missing(self) -> str:
+        """Return a sentence: why some members may not have connected in time, and what to do."""
+        return f"Members connect to the driver at {self.host}: check that they can reach this address."
 
     def note_imports(self, modules: Sequence[str] | None) -> None:  # noqa: B027 - most launchers have no use for it
         """Record the frameworks that a rank has imported; None if other ranks must not import any in advance."""

@@ -1,21 +1,33 @@
 """Starts members as tasks of one Spark stage. A separate thread of the driver runs the stage.
 
-Spark starts all tasks together, in a barrier stage, and gives each task the code, a ticket and the rows of its
-partition. Everything else is sent through the members' own connections to the driver. The user's SparkSession is used
-unchanged, and is never stopped. In a pool whose items have one rank each, each member is a task of an ordinary stage.
-Such a task waits for a free slot like any other task, so dynamic allocation and lost executors do no harm.
+Spark gives each task the code, a ticket and the rows of its partition. Everything else is sent through the members' own
+connections to the driver. The user's SparkSession is used unchanged, and is never stopped.
+
+Spark starts the tasks of a barrier stage together (Formation.BARRIER). Where it cannot, the tasks are ordinary ones
+(Formation.ORDINARY), which start when there is a slot: so dynamic allocation starts executors for them, and does not
+end these executors while the members run. If some members wait for too long for the others, all of them end, and the
+stage is run again after a pause, since two rings may hold what the other one waits for.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from sysconfig import get_platform
 from typing import TYPE_CHECKING, TypeVar
 
+from sparkring.cluster.formation import (
+    Formation,
+    dynamic_allocation,
+    formation_of,
+    idle_s,
+    most_slots,
+    refuses_barrier,
+)
 from sparkring.cluster.java_errors import line_with, root_cause
 from sparkring.cluster.python import SET_PYTHON, executors_python, lacking_package, wrong_python
 from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
@@ -27,7 +39,7 @@ from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
 from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.worker.member import gpus
-from sparkring.worker.spark_task import MemberTask, run_member
+from sparkring.worker.spark_task import MemberTask, partitions_differ, run_member
 
 if TYPE_CHECKING:
     from sparkring.cluster.base import Cluster
@@ -36,6 +48,11 @@ _Answer = TypeVar("_Answer")
 
 COUNT_EVERY_S = 1.0
 CANCEL_S, CANCEL_AGAIN_S = 10.0, 0.2  # for how long, and how often, stop() cancels the stage
+# Members give their slots back if nothing has changed for at least JOIN_S, or for as long as an executor may be idle.
+# The pause before the next start is longer than that, so that another application can get their executors.
+JOIN_S = 30.0
+LONGEST_PAUSE_S = 300.0
+ORDINARY_GIVE_UP_S = 600.0  # a cluster that grows may need minutes for a new machine
 
 
 class SparkLauncher(Launcher):
@@ -55,12 +72,11 @@ class SparkLauncher(Launcher):
         size, data = request.size, request.data
         self._size = size
         self._data = data
-        if data is not None:
-            if "barrier" not in inspect.signature(type(data.frame).mapInArrow).parameters:
-                raise LaunchError("--data needs Spark 3.5 or newer, where mapInArrow() supports barrier stages.")
-            self.give_up_after_s = math.inf  # computing the DataFrame may take hours
+        if data is not None and "barrier" not in inspect.signature(type(data.frame).mapInArrow).parameters:
+            raise LaunchError("--data needs Spark 3.5 or newer, where mapInArrow() supports barrier stages.")
         self._cluster = cluster
-        self._barrier = size > 1 or not request.at_once
+        self._formation = formation_of(cluster, size, pool=request.at_once > 0)
+        self._is_ring = size > 1 or not request.at_once
         self._environment = request.environment
         self._stage = Stage(self._cluster, request.title, size, persistent=request.persistent)
         self._thread: threading.Thread | None = None
@@ -69,16 +85,25 @@ class SparkLauncher(Launcher):
         # out which Python the executors really run.
         self._python = self._cluster.python
         self._ended = False
+        self._next: Ticket | None = None  # with it, the stage runs again when the current one has been cancelled
+        self._cancel_at = math.inf  # when to cancel the current stage next
+        self._pause_s, self._starts = 0.0, 1
+        self._patience = random.uniform(1.0, 2.0)
+        self._most_slots = 0  # the most slots that Spark has had when members waited for others
+        self._stopping = threading.Event()
+        self._all_up = False
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
         self._warned_of: set[int] = set()
         check_gpus(self._cluster, size, request.gpus or 0)
-        if request.at_once:
-            self.give_up_after_s = math.inf
-            if self._barrier:
-                check_ring(self._cluster, size, say)
-        else:
+        if not request.at_once:
             check(self._cluster, size, data, say, here=request.here)
+        elif self._is_ring:
+            check_ring(self._cluster, size, say)
+        if data is not None or request.at_once:
+            self.give_up_after_s = math.inf  # computing the DataFrame may take hours
+        elif self._formation is Formation.ORDINARY:
+            self.give_up_after_s = ORDINARY_GIVE_UP_S
         self._environment_order: EnvironmentOrder | None = None
         if (pack := request.environment_pack) is not None:
             archive = self._cluster.send_file(pack.path)
@@ -87,26 +112,42 @@ class SparkLauncher(Launcher):
         self.pins_gpus = request.gpus == 0 or gpus_per(self._cluster, "task") > 0
         self.host, self.bind_host, self.port = self._cluster.address()
 
+    @property
+    def one_by_one(self) -> bool:  # type: ignore[override]
+        return self._formation is Formation.ORDINARY
+
     def start(self, size: int, ticket: Ticket) -> None:
         running.add(self._stage)
         schema = None if self._data is None else self._data.schema()
-        with_nvml = gpus_per(self._cluster, "task") > 0
-        ring = size if self._barrier else 0
-        archive = self._cluster.archive(with_nvml=with_nvml)
-        order = MemberTask(archive, ticket, self._environment, self._gpus, ring, schema, self._environment_order)
-        task = task_for(run_member, order)
-        self._thread = self._cluster.thread(self._run, "sparkring-stage", size, task)
+        self._thread = self._cluster.thread(self._run, "sparkring-stage", size, ticket, schema)
         self._thread.start()
 
-    def _run(self, size: int, task: Task) -> None:
+    def _run(self, size: int, ticket: Ticket, schema: bytes | None) -> None:
         try:
             self._cluster.begin_group(self._stage.group, self._stage.title)
-            if self._data is None:
-                values = self._cluster.collect(size, task, barrier=self._barrier)
-            else:
-                with self._cluster.own_python():
-                    stage = self._data.stage(size, task)
-                values = stage.collect()
+            archive = self._cluster.archive(with_nvml=gpus_per(self._cluster, "task") > 0)
+            ring = size if self._is_ring else 0
+            order = MemberTask(
+                archive, ticket, self._environment, self._gpus, ring, False, schema, self._environment_order
+            )
+            while True:
+                barrier = self._formation is Formation.BARRIER
+                try:
+                    task = task_for(run_member, order._replace(barrier=barrier))
+                    values = self._run_stage(size, task, barrier=barrier)
+                except Exception as error:
+                    if barrier and refuses_barrier(str(error)):
+                        self._formation = Formation.ORDINARY
+                        continue
+                    if self._next is None:
+                        raise
+                else:
+                    if self._next is None:
+                        break
+                self._cancel_at = math.inf
+                if self._stopping.wait(self._pause_s):
+                    return
+                order, self._next = order._replace(ticket=self._next), None
             unreached = next((value for value in values if isinstance(value, str)), "")
             if unreached:
                 self._error = LaunchError(f"{unreached} {self._cluster.reachable_by}")
@@ -117,11 +158,63 @@ class SparkLauncher(Launcher):
         finally:
             self._ended = True
 
+    def _run_stage(self, size: int, task: Task, *, barrier: bool) -> Sequence[object]:
+        if self._data is None:
+            return self._cluster.collect(size, task, barrier=barrier)
+        with self._cluster.own_python():
+            stage = self._data.stage(size, task, barrier=barrier)
+        return list(stage.collect())
+
+    def gives_back(self, waited_s: float) -> bool:
+        if self._formation is Formation.BARRIER or self._next is not None or self._size == 1:
+            return False
+        if self._data is not None and time.monotonic() >= self._count_at:
+            self._count_at = time.monotonic() + COUNT_EVERY_S
+            # A member has connected, so the last stage, which runs the members, has begun.
+            stages: set[int] = _ask(self._stage.ids, set())
+            status = _ask(lambda: self._cluster.stage(max(stages)), None) if stages else None
+            if status is not None and status.active and status.tasks < self._size:
+                raise LaunchError(partitions_differ(status.tasks, self._size))
+        limit_s = self._patience * max(JOIN_S, idle_s(self._cluster))
+        if waited_s < limit_s:
+            return False
+        _, added_s, _ = _ask(self._cluster.ages_s, (math.inf,) * 3)
+        return added_s > limit_s
+
+    def start_again(self, ticket: Ticket) -> float:
+        # Each pause is random, and may be longer than the one before: so two rings do not meet again and again.
+        pause_s = max(JOIN_S, idle_s(self._cluster)) * random.uniform(1.0, 1.0 + self._starts)
+        self._pause_s = min(pause_s, LONGEST_PAUSE_S)
+        self._patience = random.uniform(1.0, 2.0)
+        self._starts += 1
+        self._count_slots()
+        self._next, self._cancel_at = ticket, 0.0
+        return self._pause_s
+
+    def why_missing(self) -> str:
+        if self._formation is Formation.BARRIER:
+            return super().why_missing()
+        total = self._count_slots()
+        if total >= self._size:
+            return f"{self.waits_for().capitalize()}. {super().why_missing()}"
+        _, limit = _ask(lambda: most_slots(self._cluster), (0.0, ""))
+        return (
+            f"Spark has had {counted(total, 'task slot')} at most, and no more come ({limit or self._cluster.title}). The "
+            "cluster may be full, or a queue of YARN or a quota of Kubernetes may limit them: add executors, or use "
+            f"fewer ranks{f' (-n {total})' if total else ''}."
+        )
+
+    def _count_slots(self) -> int:
+        """Return the most slots that there have been. In the pause between two starts, Spark may end all executors."""
+        self._most_slots = max(self._most_slots, _ask(self._cluster.total_slots, self._size))
+        return self._most_slots
+
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
         # Spark restarts a lost task of an ordinary stage, so the stage does not end, and waiting would be useless.
-        if self._thread is not None and wait_s > 0 and self._barrier:
+        if self._thread is not None and wait_s > 0 and self._formation is Formation.BARRIER:
             self._thread.join(wait_s)
         if not self._ended:
+            self._cancel_if_due()
             return self._too_few()
         if self._error is None:
             # The stage ended without an error, so its ranks have ended. But if the stage reads an empty DataFrame, it
@@ -135,17 +228,18 @@ class SparkLauncher(Launcher):
         if "ConnectionError: sparkring: " in text:
             unreached = line_with(text, "ConnectionError: sparkring: ").partition("sparkring: ")[2]
             return LaunchError(f"{unreached} {self._cluster.reachable_by}")
-        if self._data is not None and "SPARK-24820" in text:
-            return LaunchError(
-                f"`{self._data.name}` comes from a union, a coalesce or another narrow transformation, which "
-                f"Spark cannot run in a barrier stage: use `{self._data.name}.repartition({self._size})`, or set "
-                "another number of ranks with -n, so that sparkring repartitions the DataFrame."
-            )
         if isinstance(self._error, LaunchError):
             return self._error
-        if not self._barrier:
+        if not self._is_ring:
             return LaunchError(f"Spark ended the task of the item's process: {root_cause(text)}")
-        return LaunchError(f"Spark ended the barrier stage: {root_cause(text)}")
+        what = "barrier stage" if self._formation is Formation.BARRIER else "stage"
+        return LaunchError(f"Spark ended the {what}: {root_cause(text)}")
+
+    def _cancel_if_due(self) -> None:
+        """Cancel the stage that start_again() has given up. A cancellation misses a job that has not begun."""
+        if time.monotonic() >= self._cancel_at:
+            self._cancel_at = time.monotonic() + CANCEL_AGAIN_S
+            _ask(lambda: self._cluster.cancel(self._stage.group), None)
 
     def _too_few(self) -> LaunchError | None:
         """Return an error if Spark has fewer slots left than there are members, otherwise None.
@@ -153,7 +247,7 @@ class SparkLauncher(Launcher):
         The slots are counted because Spark does not report that it has lost an executor: the stage just waits.
         """
         now = time.monotonic()
-        waits = self._data is None and self._barrier and self._cluster.shows_stages
+        waits = self._data is None and self._formation is Formation.BARRIER and self._cluster.shows_stages
         if not waits or now < self._count_at:
             return None
         self._count_at = now + COUNT_EVERY_S
@@ -163,6 +257,7 @@ class SparkLauncher(Launcher):
         return SlotsError(f"Spark has {total} task slots left for {self._size} ranks: an executor was lost.")
 
     def note_gpus(self, addresses: Sequence[str]) -> None:
+        self._all_up = True
         if addresses:
             gpus_in_use.hold(self, gpus.find(",".join(addresses)))
 
@@ -174,11 +269,13 @@ class SparkLauncher(Launcher):
             return "Spark does not say what its slots are used for"
         if not capacity.total:
             return "Spark has no executors"
+        if capacity.total < self._size and self._formation is Formation.ORDINARY:
+            return f"Spark has {counted(capacity.total, 'task slot')} so far"
         if not capacity.busy or capacity.free >= self._size:
             first = f"computes what `{self._data.name}` depends on, and then starts" if self._data else "is starting"
             return f"Spark {first} the tasks"
         held = "; ".join(capacity.holders)
-        if not self._barrier:
+        if self._formation is Formation.ORDINARY:
             return f"{capacity.busy} of {counted(capacity.total, 'task slot')} are busy ({held})"
         return (
             f"Spark starts a barrier stage when all its slots are free; {capacity.busy} of {capacity.total} are busy: "
@@ -190,6 +287,8 @@ class SparkLauncher(Launcher):
         capacity = None if self._ended or not self._cluster.shows_stages else _ask(lambda: slots(self._cluster), None)
         if capacity is None:
             return ""
+        if dynamic_allocation(self._cluster) and capacity.total < most_slots(self._cluster)[0]:
+            return ""  # executors start for the job
         behind: dict[int, str] = {} if capacity.free else _ask(lambda: waiting(self._cluster, self._stage.ids()), {})
         # A stage that has just been submitted runs no tasks yet, so it looks like a waiting stage. Therefore a stage
         # counts only if the previous call also found it waiting.
@@ -206,11 +305,13 @@ class SparkLauncher(Launcher):
     def stop(self, grace_s: float, *, joined: bool) -> None:
         running.discard(self._stage)
         gpus_in_use.release(self)
+        self._stopping.set()
         if self._thread is None:
             return
         # If all tasks are waiting for slots, no member can exit on its own. If a member has joined, its task is
-        # running, although Spark's status may still say otherwise.
-        if self._thread.is_alive() and (joined or _ask(self._stage.active_tasks, 1)):
+        # running, although Spark's status may still say otherwise. Ordinary tasks may start one by one.
+        begun = self._all_up if self.one_by_one else joined or _ask(self._stage.active_tasks, 1)
+        if self._thread.is_alive() and begun:
             self._thread.join(grace_s)
         deadline = time.monotonic() + CANCEL_S
         while self._thread.is_alive() and time.monotonic() < deadline:

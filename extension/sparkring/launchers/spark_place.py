@@ -24,10 +24,9 @@ class SparkTasks(Place):
         return SparkLauncher(cluster, request, say if patient else None)
 
     def room(self, request: LaunchRequest) -> int:
-        from sparkring.cluster.slots import current_slots
+        from sparkring.cluster.slots import room
 
-        slots = current_slots()
-        return 0 if slots is None else slots.total
+        return room(request.size)
 
     def item_room(self, request: LaunchRequest, gpus_each: float | None) -> ItemRoom:
         """Return the room on the current executors.

@@ -29,10 +29,10 @@ _CONNECT_S = 5.0
 class MemberTask(NamedTuple):
     """The member that each task of a stage runs. Its task completes the `ticket`.
 
-    `size` is the number of tasks of the barrier stage; 0 if the tasks belong to an ordinary stage. If the stage has
-    rows, `schema` is their serialized Arrow schema. The rank gets the GPUs that Spark has assigned to the task or, if
-    `gpus` is a number, only the first `gpus` of them. The member runs the Python of the `environment_pack`, if there is
-    one.
+    `size` is the number of members of the ring; 0 if each member is alone, as those of a pool may be. `barrier` says
+    whether the tasks are a barrier stage. If the stage has rows, `schema` is their serialized Arrow schema. The rank
+    gets the GPUs that Spark has assigned to the task or, if `gpus` is a number, only the first `gpus` of them. The
+    member runs the Python of the `environment_pack`, if there is one.
     """
 
     archive: Any
@@ -40,6 +40,7 @@ class MemberTask(NamedTuple):
     environment: Mapping[str, str]
     gpus: int | None
     size: int
+    barrier: bool
     schema: bytes | None
     environment_pack: EnvironmentOrder | None = None
 
@@ -47,20 +48,22 @@ class MemberTask(NamedTuple):
 def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
     """Run a member in a task.
 
-    Without a schema, this is a function for mapPartitions. It yields the member's exit code or, in an ordinary stage, a
-    sentence that says why the member could not connect to the driver. With a schema, it is a function for mapInArrow:
+    Without a schema, this is a function for mapPartitions. It yields the member's exit code or, if the member is alone,
+    a sentence that says why the member could not connect to the driver. With a schema, it is a function for mapInArrow:
     it sends the partition's batches and then ROWS_END to the rank, and yields nothing.
+
+    Spark may run an ordinary task again, or run a copy of it (speculation). Then the driver lets this member wait until
+    the ring has ended, unless it has to replace a lost one. The task then raises an error: if a copy returned, Spark
+    would end the original. It does not raise one earlier, since Spark ends a stage after a few errors of a task.
     """
     from pyspark import BarrierTaskContext, SparkFiles, TaskContext
 
     size = order.size
-    context = BarrierTaskContext.get() if size else TaskContext.get()
-    tasks = len(context.getTaskInfos()) if size else 0
-    if tasks != size:  # Spark may change the number of partitions when it has seen the data
-        raise RuntimeError(
-            f"sparkring: the DataFrame has {tasks} partitions, not {size}, because Spark adapted its plan to the "
-            f"data: use .repartition({size})."
-        )
+    context: Any = BarrierTaskContext.get() if order.barrier else TaskContext.get()
+    # Spark may change the number of partitions when it has seen the data.
+    tasks = len(context.getTaskInfos()) if order.barrier else max(size, context.partitionId() + 1)
+    if size and tasks != size:
+        raise RuntimeError(f"sparkring: {partitions_differ(tasks, size)}")
     # In an executor of a standalone cluster, this is relative to the working folder, which is another one on the rank.
     root = SparkFiles.getRootDirectory()
     # Files from addPyFile() are below this folder, on the sys.path of Spark's workers only.
@@ -75,7 +78,7 @@ def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
         python, used = unpacked_environment(order.environment_pack)
     member = start(
         "sparkring.worker.member.member",
-        changed(order.ticket, cleanup=folder, rows=read, **_of_task(context, root, order.gpus)),
+        changed(order.ticket, cleanup=folder, rows=read, **_of_task(context, root, order)),
         {**os.environ, **order.environment},
         first=[unpacked(order.archive, folder), *first],
         passed=[descriptor for descriptor in (read, used) if descriptor >= 0],
@@ -101,7 +104,7 @@ def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
             )
         if code == UNREACHED:
             unreached = _unreached(order.ticket.host, order.ticket.port)
-            if size:
+            if size or context.attemptNumber():
                 raise ConnectionError(f"sparkring: {unreached}")
             yield unreached  # Spark would run the task again after an error, with the same result
             return
@@ -122,6 +125,14 @@ def run_member(order: MemberTask, rows: Iterable[Any]) -> Iterator[int | str]:
         shutil.rmtree(folder, ignore_errors=True)  # the member does this, unless it was killed
 
 
+def partitions_differ(tasks: int, size: int) -> str:
+    """Return a sentence for a DataFrame that has other partitions than there are ranks."""
+    return (
+        f"the DataFrame has {tasks} partitions, not {size}, because Spark adapted its plan to the data: use "
+        f".repartition({size})."
+    )
+
+
 def _unreached(host: str, port: int) -> str:
     """Return a sentence that says why a member could not connect to the driver. This function connects once more."""
     try:
@@ -133,7 +144,7 @@ def _unreached(host: str, port: int) -> str:
     return f"the executor on {socket.gethostname()} cannot connect to the driver at {host}:{port}: {why}."
 
 
-def _of_task(context: Any, root: str, gpus: int | None) -> dict[str, Any]:
+def _of_task(context: Any, root: str, order: MemberTask) -> dict[str, Any]:
     """Return the fields of the ticket that are different for each task."""
     held = context.resources().get("gpu")
     # The rank's context needs the port or path of the executor's socket, and the secret. These are attributes of the
@@ -142,10 +153,11 @@ def _of_task(context: Any, root: str, gpus: int | None) -> dict[str, Any]:
     shared = {
         name: value for name, value in vars(kind).items() if isinstance(value, (int, str)) and not name.startswith("__")
     }
-    packed = pickle.dumps((kind, vars(context), shared, root))
+    packed = pickle.dumps((kind, vars(context), shared, root, bool(order.size)))
     return {
         "member": context.partitionId(),
-        "gpus": held.addresses[:gpus] if held else [],
+        "attempt": context.attemptNumber(),
+        "gpus": held.addresses[: order.gpus] if held else [],
         "context": packed.hex(),
     }
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture.versions import MODULES, minor, package_names, versions
+from sparkring.cluster.formation import dynamic_allocation, most_slots
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.python import SET_PYTHON, executors_python, wrong_python
 from sparkring.cluster.session import active_cluster, find_java, uses_connect
-from sparkring.cluster.slots import Say, Slots, Stage, dynamic_allocation, running, slots
+from sparkring.cluster.slots import Say, Slots, Stage, running, slots
 from sparkring.cluster.survey import Directory, Questions, TaskReport, survey
 from sparkring.engine.doctor.storage import Trial
 from sparkring.errors import LaunchError
@@ -87,8 +88,9 @@ def _java() -> list[Finding]:
 
 def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
     capacity = with_gangs(slots(cluster), [stage for stage in list(running) if stage.cluster == cluster])
-    findings = [session(capacity, dynamic=dynamic_allocation(cluster))]
-    tasks = capacity.free
+    is_dynamic = dynamic_allocation(cluster)
+    findings = [session(capacity, growth=(most_slots(cluster)[1] or "no limit is set") if is_dynamic else "")]
+    tasks = capacity.free or int(is_dynamic and not capacity.busy)  # an executor starts for the task
     if not tasks:
         holders = "; ".join(capacity.holders) or "there are no executors"
         advice = "Wait for the jobs, or stop the gang (%gang stop), and run %doctor again."
@@ -145,14 +147,13 @@ def with_gangs(capacity: Slots, stages: Sequence[Stage]) -> Slots:
 # ── Judging ───────────────────────────────────────────────────────────────────
 
 
-def session(capacity: Slots, *, dynamic: bool) -> Finding:
-    """Judge the session's slots."""
+def session(capacity: Slots, *, growth: str) -> Finding:
+    """Judge the session's slots. `growth` says how far dynamic allocation can grow them; '' if it is off."""
     held = f", {capacity.busy} of them busy ({'; '.join(capacity.holders)})" if capacity.busy else ""
     gpus = f", {capacity.gpus_per_task:g} GPUs per task" if capacity.gpus_per_task else ""
     what = f"{capacity.master}, {counted(capacity.total, 'task slot')}{held}{gpus}"
-    if dynamic:
-        advice = "Start the session with spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
-        return problem("session", f"{what}; dynamic allocation is on, so rings cannot start", advice)
+    if growth:
+        return ok("session", f"{what}; dynamic allocation starts executors for rings ({growth})")
     if not capacity.total:
         return problem("session", what, "Add executors.")
     return ok("session", what)

@@ -344,4 +344,5 @@ class Supervisor:
 
 def why_it_waits(gang: Gang, joined: int) -> str:
     """Return a sentence that says what the start is waiting for, as far as that is known."""
-    return describe.waiting_for_ranks(joined, gang.size, gang.launcher.waits_for() if not joined else "")
+    reason = gang.launcher.waits_for() if gang.launcher.one_by_one or not joined else ""
+    return describe.waiting_for_ranks(joined, gang.size, reason)

@@ -301,7 +301,10 @@ def _wait_until_up(gang: Gang, interrupts: Interrupts, say: Tell) -> None:
 
     def listen(timeout_s: float) -> None:
         nonlocal joined, slow_at
-        joined += sum(isinstance(event, events.MemberJoined) for event in gang.poll(timeout_s))
+        for event in gang.poll(timeout_s):
+            joined += isinstance(event, events.MemberJoined) - isinstance(event, events.MemberLeft)
+            if isinstance(event, events.Notice):
+                say(event.text)
         if time.monotonic() > slow_at and not gang.up:
             slow_at = math.inf
             say(why_it_waits(gang, joined))

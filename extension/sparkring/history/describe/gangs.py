@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparkring.history.describe.text import counted, rank_list, size
+from sparkring.history.describe.text import counted, duration, rank_list, size
 from sparkring.history.events import Failure
 from sparkring.wire.messages import TrainsAlone
 
@@ -12,6 +12,12 @@ from sparkring.wire.messages import TrainsAlone
 def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
     """Say how many ranks have connected during a slow start. `reason` says why the start is slow."""
     return f"waiting for ranks to start: {joined} of {size} have connected" + (reason and f" ({reason})")
+
+
+def slots_given_back(joined: int, size: int, reason: str, pause_s: float) -> str:
+    """Say that the ranks that have connected have ended, so that others can use their slots. `reason` is why."""
+    waited = f"{joined} of {size} ranks had connected and waited for the others" + (reason and f" ({reason})")
+    return f"{waited}: their task slots are free again, and all ranks start again in {duration(round(pause_s))}"
 
 
 def waiting_for_imports(ranks: Sequence[int]) -> str:

@@ -14,7 +14,8 @@ class Hello(NamedTuple):
 
     `interface` is the network interface that has `address`, and `port` is a port that is free on `address`. `gpus` are
     the addresses of the GPUs that only this rank uses. `packages` are the versions of the packages in the rank's
-    Python, by module. `packages` is None if the rank uses the notebook's own Python.
+    Python, by module. `packages` is None if the rank uses the notebook's own Python. `launch` and `attempt` are those
+    of the Ticket.
     """
 
     member: Count
@@ -26,6 +27,8 @@ class Hello(NamedTuple):
     python: str
     gpus: tuple[str, ...]
     packages: dict[str, str] | None
+    launch: Count = 0
+    attempt: Count = 0
 
 
 class Beat(NamedTuple):

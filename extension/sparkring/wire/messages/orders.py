@@ -38,11 +38,15 @@ class RecordTimeline(NamedTuple):
 
 
 class EnterWorld(NamedTuple):
-    """All ranks are up. The rank gets its world, its `address`, and variables for its environment."""
+    """All ranks are up. The rank gets its world, its `address`, and variables for its environment.
+
+    `peers` has, for each member, its address and a port that is free there, as host:port.
+    """
 
     world: World
     address: str
     environment: dict[str, str]
+    peers: tuple[str, ...] = ()
 
 
 class Handler(NamedTuple):
@@ -244,6 +248,16 @@ class Answer(NamedTuple):
 
     number: int
     text: str | None
+
+
+class Gathered(NamedTuple):
+    """All ranks have sent a Gather: their texts, in the order of ranks.
+
+    `mismatch` says that some ranks have called barrier(), and others allGather().
+    """
+
+    texts: tuple[str, ...]
+    mismatch: bool = False
 
 
 class Leave(NamedTuple):

@@ -132,6 +132,13 @@ class StoredKey(NamedTuple):
     value: bytes
 
 
+class Gather(NamedTuple):
+    """The rank has called barrier() or allGather() of its context, and waits for Gathered. `what` is the function."""
+
+    what: Literal["barrier", "allGather"]
+    text: str = ""
+
+
 class TrainsAlone(NamedTuple):
     """The rank has trained with `library`, but has exchanged nothing with other ranks so far.
 

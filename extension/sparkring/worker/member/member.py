@@ -106,6 +106,8 @@ class Member:
             # The local launcher knows the GPUs of its machine. Spark's addresses come from another program.
             gpus=resolved(ticket.gpus) if ticket.context else tuple(ticket.gpus),
             packages=packages,
+            launch=ticket.launch,
+            attempt=ticket.attempt,
         )
 
     def run(self) -> None:

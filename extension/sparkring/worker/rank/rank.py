@@ -144,11 +144,17 @@ class Rank:
         petastorm_warnings.silence_when_imported()
         children.prepare_children(children.main_of_rank)
         libraries.prepare()
-        task_context.provide(context)
+        task_context.provide(context, self.tell)
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
     def tell(
-        self, message: messages.Told | messages.Failed | messages.Importing | messages.TrainsAlone | messages.StoredKey
+        self,
+        message: messages.Told
+        | messages.Failed
+        | messages.Importing
+        | messages.TrainsAlone
+        | messages.StoredKey
+        | messages.Gather,
     ) -> None:
         """Send a small message to the driver, unless this is a process that the user has forked."""
         if os.getpid() == self.pid:
@@ -192,6 +198,8 @@ class Rank:
             stdin.take(order)
         elif isinstance(order, messages.StoredKey):
             self.rendezvous().take(order)
+        elif isinstance(order, messages.Gathered):
+            task_context.take(order)
         elif isinstance(order, messages.EndItem):
             if self.current is not None:
                 self.current.item_ends = True
@@ -242,6 +250,7 @@ class Rank:
     def enter(self, order: messages.EnterWorld) -> None:
         own = order.world
         world.enter(own)
+        task_context.peers = order.peers
         os.environ.update(order.environment)
         # By default, each rank would start a thread for each core, and the ranks would slow each other down.
         self.place = RankPlace(order.address, threads=str(process.fair_share(own.local_size)))
@@ -264,6 +273,7 @@ class Rank:
         """Run one request and report how it ended. sys.exit() with a code other than 0 counts as a failure."""
         current = self.current = CurrentRequest(request)
         exchange.begin()
+        task_context.begin()
         code: object = request.what
         if isinstance(code, messages.NextItem) and self.work is not None:
             number = self.main.cells = 1  # all items run the same cell
