@@ -446,9 +446,10 @@ class Gang:
         if problem is not None:
             raise problem
         if now - joining.since > launcher.give_up_after_s:
+            short, missing = self.size - joining.most, self._members.missing
             raise MemberLost(
-                f"{self.size - joining.most} of {self.size} ranks did not start within {launcher.give_up_after_s:.0f} s "
-                f"(first missing: member {self._members.missing[0]}). {launcher.why_missing()}"
+                f"{short} of {self.size} ranks did not start within {launcher.give_up_after_s:.0f} s (first missing: "
+                f"member {missing[0]}). {launcher.why_missing()}"
             )
         if self._members.hellos and launcher.gives_back(now - joining.moved):
             return self._start_over(joining)

@@ -176,7 +176,7 @@ class SparkLauncher(Launcher):
             if status is not None and status.active and status.tasks < self._size:
                 raise LaunchError(partitions_differ(status.tasks, self._size))
         limit_s = self._patience * max(JOIN_S, idle_s(self._cluster))
-        if waited_s < limit_s:
+        if waited_s < limit_s or _ask(self._stage.active_tasks, 0) == self._size:  # all have a slot, and are starting
             return False
         _, added_s, _ = _ask(self._cluster.ages_s, (math.inf,) * 3)
         return added_s > limit_s
@@ -199,7 +199,7 @@ class SparkLauncher(Launcher):
             return f"{self.waits_for().capitalize()}. {super().why_missing()}"
         _, limit = _ask(lambda: most_slots(self._cluster), (0.0, ""))
         return (
-            f"Spark has had {counted(total, 'task slot')} at most, and no more come ({limit or self._cluster.title}). The "
+            f"Spark has had {counted(total, 'task slot')}, and no more come ({limit or self._cluster.title}). The "
             "cluster may be full, or a queue of YARN or a quota of Kubernetes may limit them: add executors, or use "
             f"fewer ranks{f' (-n {total})' if total else ''}."
         )
