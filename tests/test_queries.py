@@ -206,6 +206,8 @@ def test_gpus():
         spark.active.clear()
     first, second = ended(2)
     assert "here has loaded the model in 0.5 s (process 1, GPU 1)" in {notice.text for notice in first.notices}
+    assert "model loaded in 0.5 s" in first.message
+    assert "model loaded" not in second.message, "the process had the model"
     for record in (first, second):
         assert [(each.host, each.pid, each.gpu) for each in record.model_gpus] == [("here", 1, used[1])]
 

@@ -483,8 +483,9 @@ def _summary(record: RunRecord, values: Mapping[int, Written]) -> str:
     ran = {number: values[number] for number in _ran(record)}
     if not ran:
         return "all parts were already complete"
-    rows, seconds = sum(part.rows for part in ran.values()), max(time.time() - record.started, 1e-6)
     loads = {part.process: part.load_s for part in ran.values() if part.process}
+    scoring_s = time.time() - record.started - min(loads.values(), default=0.0)
+    rows, seconds = sum(part.rows for part in ran.values()), max(scoring_s, 1e-6)
     loaded = f"model loaded in {', '.join(describe.duration(load_s) for load_s in loads.values())}" if loads else ""
     slowest = max(ran, key=lambda number: ran[number].seconds)
     return describe.dotted(

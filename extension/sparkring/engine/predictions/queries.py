@@ -20,7 +20,7 @@ import os
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,8 +90,9 @@ class _Partition:
 class _Query:
     """A query that is recorded and shown. Its tasks use one column, in one or more stages."""
 
-    def __init__(self, column: _Column, *, warm: bool) -> None:
+    def __init__(self, column: _Column, with_model: set[str], *, warm: bool) -> None:
         self._cluster = column.cluster
+        self._with_model = with_model  # the processes that are known to have loaded the model
         self._last = time.time()
         self._at_once = self._slots()
         self._holders: list[_Partition | None] = [None] * self._at_once
@@ -100,6 +101,8 @@ class _Query:
         self._partitions: dict[tuple[int, int], _Partition] = {}
         self._scored: dict[tuple[str, int], TaskScored] = {}  # the last reports, including those about failed attempts
         self._loads: dict[str, float | None] = {}
+        self._loaded: dict[str, float] = {}  # only the processes that loaded the model for this query
+        self._scoring = 0.0  # when the first rows were scored
         self._serving = Serving(self._at_once)  # the processes that take up new checkpoints
         self._gpus: dict[tuple[str, str], GpuUsed] = {}  # the last reports, by process and address
         self._waiting: list[_Partition] = []  # partitions without a slot in the record
@@ -133,6 +136,8 @@ class _Query:
         changed = {id(waiting): waiting for waiting in self._waiting}
         for task in tasks:
             self._scored[process, task.connection] = task
+            if task.rows and not self._scoring:
+                self._scoring = max(self.recorder.record.started, self._last - task.seconds)
             partition = self._partition(task)
             if task.task != partition.task:
                 self._leave(partition, "again")
@@ -163,6 +168,9 @@ class _Query:
         elif process in self._loads and report.checkpoint is None:
             text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} ({which})"
             self._events.append(events.Notice(self._last, text))
+        if report.load_s is not None and process not in self._with_model:
+            self._with_model.add(process)
+            self._loaded[process] = report.load_s
         self._loads[process] = report.load_s
 
     def _partition(self, task: TaskScored) -> _Partition:
@@ -288,14 +296,14 @@ class _Query:
             rows[host] += scored
             nulls += without
         changes = self._serving.changes
-        rates = ", ".join(f"{host} {count / seconds:,.0f}" for host, count in rows.items()) if len(rows) > 1 else ""
-        loads = [load_s for load_s in self._loads.values() if load_s is not None]
+        scoring_s = max(self._last - (self._scoring or self.recorder.record.started), 1e-6)
+        rates = ", ".join(f"{host} {count / scoring_s:,.0f}" for host, count in rows.items()) if len(rows) > 1 else ""
         slowest = max(self._partitions.values(), key=lambda partition: partition.seconds, default=None)
         return describe.dotted(
             f"{describe.counted(rows.total(), 'row')} scored in {describe.duration(seconds)}",
-            f"{rows.total() / seconds:,.0f} rows/s" + (f" ({rates})" if rates else ""),
+            f"{rows.total() / scoring_s:,.0f} rows/s" + (f" ({rates})" if rates else ""),
             f"{nulls:,} without a prediction" if nulls else "",
-            f"model loaded in {', '.join(map(describe.duration, loads))}" if loads else "",
+            f"model loaded in {', '.join(map(describe.duration, self._loaded.values()))}" if self._loaded else "",
             f"{describe.counted(changes, 'newer checkpoint')} used" if changes else "",
             f"slowest: {slowest.name} ({describe.duration(slowest.seconds)})" if slowest else "",
         )
@@ -326,6 +334,7 @@ class _Watch:
         self._secret = secrets.token_bytes(32)
         self._listeners: dict[str, Listener] = {}  # by the address on which they listen
         self._columns: dict[str, _Column] = {}
+        self._with_model = defaultdict[str, set[str]](set)  # the processes that have loaded the model, by column
         self._queries: dict[str, dict[str | None, _Query]] = {}  # by column and by Spark's id (None during loading)
         self._connected: Counter[str] = Counter()  # how many model processes of each column are connected
         self._changing = threading.Lock()
@@ -400,7 +409,7 @@ class _Watch:
             queries[name].add(report, [task for task in report.tasks if task.query == name], gpus)
 
     def _begin(self, report: ModelUsed) -> _Query:
-        return _Query(self._columns[report.column], warm=report.load_s is not None)
+        return _Query(self._columns[report.column], self._with_model[report.column], warm=report.load_s is not None)
 
     def _is_running(self, column: str, stream: str) -> bool:
         """Return whether Spark is running a streaming query."""

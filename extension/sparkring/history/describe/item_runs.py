@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sparkring.history.describe.run import code_line, elapsed_s, whole_log
 from sparkring.history.describe.text import (
@@ -20,9 +21,12 @@ from sparkring.history.describe.text import (
 from sparkring.history.events import CodeFrame, Failure
 from sparkring.history.item_records import ItemRecord, ItemsRecord, Search
 from sparkring.history.lines import plain
+from sparkring.history.progress import PACE_S
 from sparkring.history.record import RunRecord
 from sparkring.history.stacks import CELL_NAME
 
+# The pace is measured over the last _PACE_ITEMS items, if at least _PACE_S seconds or _PACE_ENDS ends are known.
+_PACE_ITEMS, _PACE_S, _PACE_ENDS = 200, 1.0, 20
 _SQUARES = 10  # how many squares show the slots of a pool
 _FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes of failure are named, and how many items for each cause
 
@@ -95,24 +99,63 @@ def _slots(items_record: ItemsRecord) -> str:
     return "■" * used + "□" * (squares - used)
 
 
+class _Pace(NamedTuple):
+    """How many items end per second, and when the last one ended."""
+
+    per_s: float
+    last: float
+    is_current: bool
+
+
+def _pace(items_record: ItemsRecord, now: float) -> _Pace | None:
+    """Measure the pace from the times between two ends in the same slot; return None if it is too early to tell.
+
+    What comes before the first end in a slot, such as loading a model, does not count. If no item has ended for much
+    longer than usual, the pace is not current.
+    """
+    last, between_s = dict[int, float](), list[float]()
+    for item in items_record.ended[-_PACE_ITEMS:]:
+        if item.slot >= 0 and item.state != "stopped":
+            if item.slot in last:
+                between_s.append(item.ended - last[item.slot])
+            last[item.slot] = item.ended
+    if not between_s or (sum(between_s) < _PACE_S and len(between_s) < _PACE_ENDS):
+        return None
+    usual_s = max(sum(between_s) / len(between_s), 1e-6)
+    slots = last.keys() | {item.slot for item in items_record.running}
+    newest = max(last.values())
+    return _Pace(len(slots) / usual_s, newest, now - newest <= max(PACE_S, 3 * usual_s))
+
+
 def items_rate(record: RunRecord, now: float) -> str:
-    """Return how many items end per second, minute or hour: `3.4 items/s`; '' if no item has run yet."""
+    """Return how many items end per second, minute or hour: `3.4 items/s`; '' if this is not known.
+
+    During the run, this is the current pace; after the run, the mean over the whole run.
+    """
     ran, seconds = (record.items.ran if record.items else 0), elapsed_s(record, now)
-    if not ran or not seconds:
+    if record.items is None or not ran or not seconds:
         return ""
+    per_s = ran / seconds
+    if record.outcome is None:
+        pace = _pace(record.items, now)
+        if pace is None:
+            return ""
+        per_s = pace.per_s if pace.is_current else per_s
     units = (("s", 1), ("min", 60), ("h", 3600))
-    unit, unit_s = next((pair for pair in units if ran * pair[1] >= seconds), units[-1])
-    rate = ran * unit_s / seconds
+    unit, unit_s = next((pair for pair in units if per_s * pair[1] >= 1), units[-1])
+    rate = per_s * unit_s
     return f"{rate:.1f} items/{unit}" if rate < 9.95 else f"{rate:,.0f} items/{unit}"
 
 
 def items_left(record: RunRecord, now: float) -> str:
     """Say how long the remaining items will take at the current rate: `4 min left`; return '' if it is not known."""
     items_record = record.items
-    if items_record is None or items_record.total is None or not items_record.ran:
+    if items_record is None or items_record.total is None:
         return ""
-    left = items_record.total - items_record.done
-    return f"{duration(max(1, round(elapsed_s(record, now) / items_record.ran * left)))} left" if left else ""
+    left, pace = items_record.total - items_record.done, _pace(items_record, now)
+    if not left or pace is None or not pace.is_current:
+        return ""
+    return f"{duration(max(1, round(left / pace.per_s - (now - pace.last))))} left"
 
 
 def explain_items(record: RunRecord, results: str) -> str:
