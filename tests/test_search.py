@@ -134,8 +134,9 @@ def test_a_trial_that_fails_is_not_pruned(runs):
     assert states(result.study) == ["COMPLETE", "FAIL", "FAIL"]
 
 
-def test_trials_have_what_the_sampler_chooses(runs):
+def test_trials_have_what_the_sampler_chooses(runs, monkeypatch):
     """The values are those that Optuna's own loop would try. The last trials depend on earlier results."""
+    monkeypatch.setattr("sparkring.engine.search.trials.LEAST_TRIALS", 14)
     space = {
         "lr": sparkring.log_uniform(1e-5, 1e-1),
         "width": [64, 128],
@@ -163,7 +164,8 @@ def test_trials_have_what_the_sampler_chooses(runs):
     study.optimize(objective, n_trials=14)
     assert [trial.params for trial in result.study.get_trials()] == [trial.params for trial in study.get_trials()]
     assert result.best().loss == study.best_value
-    assert sum(result.record.items.search.importance.values()) == pytest.approx(1)
+    importance, trials = result.record.items.search.importance, result.record.items.search.trials
+    assert (sum(importance.values()), trials) == (pytest.approx(1), 14)
 
 
 def test_a_later_run_goes_on_with_the_study(runs, tmp_path):

@@ -309,7 +309,7 @@ def searched(*, over: bool) -> RunRecord:
         *trial(3, [9.0, 1e9], "finished" if over else None, lr=1e-3, act="relu", width=128),
     ]
     if over:
-        found += [events.SearchEnded(103.0, {"act": 0.25, "lr": 0.75}), events.RunFinished(103.0, "finished")]
+        found += [events.SearchEnded(103.0, {"act": 0.25, "lr": 0.75}, 34), events.RunFinished(103.0, "finished")]
     return replay(found)
 
 
@@ -322,7 +322,7 @@ def test_the_best_trial_is_said_everywhere():
     stream = io.StringIO()
     TerminalView(stream).close(record)
     assert stream.getvalue().splitlines()[-2:] == [
-        "sparkring: importance: lr 75 %, act 25 %",
+        "sparkring: importance: lr 75 %, act 25 % (from 34 finished trials)",
         "sparkring: 3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1) in 3.0 s · 1.3 items/s",
     ]
     (state,) = (each for each in live.whole(record, 103.0) if each["kind"] == "state")
@@ -339,7 +339,7 @@ def test_a_search_as_pictures():
     first = re.search(r"best val_loss</small></caption>.*?<td[^>]*>(\d+)</td>", shown)
     assert first is not None
     assert first[1] == "1", "the best trial"
-    assert "importance: lr 75 %, act 25 %" in shown
+    assert "importance: lr 75 %, act 25 % (from 34 finished trials)" in shown
     assert "<i>tanh" not in shown
     assert "data:image" not in html.panel(searched(over=False), now=103.0, final=False)
 
@@ -356,6 +356,19 @@ def test_the_best_value_so_far_is_a_number(monkeypatch):
     assert axes.lines[-1].get_xydata().tolist() == [[1, 2], [2, 2]]
 
 
+def test_pruned_trials_are_not_among_final_values():
+    """Their last values are far worse, because these trials have been pruned at once."""
+    found = [*begun(8, 1), events.SearchBegan(100.0, "val_loss", "min")]
+    for number in range(8):
+        found += trial(number, [90.0], "pruned") if number > 2 else trial(number, [90.0, 1 + number / 10], "finished")
+    record = replay(found)
+    search, known = record.items.search, record.items.known
+    axes = Figure().add_subplot()
+    search_section._history(axes, search, known)
+    assert axes.lines[0].get_xydata().tolist() == [[0, 1.0], [1, 1.1], [2, 1.2]]
+    assert axes.get_ylim()[1] < 2
+
+
 def test_the_page_is_told_of_a_search():
     feed = live.Feed()
 
@@ -369,6 +382,7 @@ def test_the_page_is_told_of_a_search():
     assert not told(searched(over=False), 110.0, "search"), "an unchanged search was sent twice"
     (search,) = told(searched(over=True), 120.0, "search")
     assert search["importance"] == [("lr", 0.75, "75 %"), ("act", 0.25, "25 %")]
+    assert search["basis"] == "(from 34 finished trials)"
     rows = [row for each in live.whole(searched(over=True), 120.0) if each["kind"] == "items" for row in each["rows"]]
     assert rows[1][-3:] == (
         {"lr": 0.01, "act": "<i>tanh</i>", "width": 128},

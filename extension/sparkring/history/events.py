@@ -324,10 +324,14 @@ class SearchBegan(NamedTuple):
 
 
 class SearchEnded(NamedTuple):
-    """The search is over. `importance` says how much each parameter matters, as a fraction of 1."""
+    """The search is over. `importance` says how much each parameter matters, as a fraction of 1.
+
+    It was estimated from so many finished `trials`; 0 if this is not known.
+    """
 
     time: float
     importance: Mapping[str, float]
+    trials: int = 0
 
 
 class StreamBegan(NamedTuple):

@@ -49,13 +49,17 @@ class ItemRecord(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What the items search for; see SearchBegan and SearchEnded. `best` is the number and value of the best item."""
+    """What the items search for; see SearchBegan and SearchEnded. `best` is the number and value of the best item.
+
+    `importance` was estimated from `trials` finished trials.
+    """
 
     metric: str
     mode: Literal["min", "max"]
     parameters: tuple[events.Searched, ...] = ()
     importance: Mapping[str, float] = {}
     best: tuple[int, float] | None = None
+    trials: int = 0
 
     def better(self, value: float) -> bool:
         """Return whether `value` is better than the value of the best item so far. NaN is never better."""
@@ -146,7 +150,9 @@ def searching(items: ItemsRecord, event: events.SearchBegan | events.SearchEnded
     """Return the items after a search has begun or ended."""
     if isinstance(event, events.SearchBegan):
         return items._replace(search=Search(event.metric, event.mode, event.parameters))
-    return items._replace(search=items.search and items.search._replace(importance=event.importance))
+    return items._replace(
+        search=items.search and items.search._replace(importance=event.importance, trials=event.trials)
+    )
 
 
 def ended(items: ItemsRecord, event: events.ItemEnded) -> ItemsRecord:

@@ -268,6 +268,7 @@ def search_message(record: RunRecord) -> Message:
             axis._asdict() | {"choices": [lines.plain(choice) for choice in axis.choices]} for axis in search.parameters
         ],
         "importance": describe.importances(search),
+        "basis": describe.importance_basis(search),
     }
 
 

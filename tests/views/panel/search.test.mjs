@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
-import { bests, bounds, brushed, curvesExtent, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "../../../extension/sparkring/views/panel/src/search.js";
+import { bests, bounds, brushed, curvesExtent, extent, finalValues, marks, moved, place, roundNumbers, trialsOf, valueAt } from "../../../extension/sparkring/views/panel/src/search.js";
 
 const cases = JSON.parse(readFileSync(new URL("../search.json", import.meta.url), "utf8"));
 const LR = { name: "lr", low: 1e-5, high: 1e-1, log: true, choices: [] };
@@ -22,6 +22,11 @@ test("the best value so far is that of a trial that has finished", () => {
   assert.deepEqual(values("min"), [[0, 3], [2, 2], [3, 1]]);
   assert.deepEqual(values("max"), [[0, 3], [2, 3], [3, 3]]);
   assert.deepEqual(bests([], "min"), []);
+});
+
+test("final values are those of trials that have finished, if there are any", () => {
+  assert.deepEqual(finalValues(trials), [3, 2, 1]);
+  assert.deepEqual(finalValues(trials.filter(({ whole }) => !whole)), [0.5]);
 });
 
 test("ranges and places are the same as in views/sections/search.py", () => {

@@ -31,7 +31,7 @@ NAMED = 8  # a message names at most this many metrics
 # By default, trials are first compared at the second report, or after a twentieth of the reports if that is later: many
 # trainings only raise the learning rate until then. Trials with fewer than three reports have nothing to save.
 FIRST_REPORT, FRACTION, LEAST_REPORTS = 2, 1 / 20, 3
-LEAST_TRIALS = 8  # with fewer finished trials, the importance of parameters would depend on chance
+LEAST_TRIALS = 30  # with fewer finished trials, the importance of parameters often depends on chance
 
 
 @dataclass
@@ -225,7 +225,7 @@ class Trials:
 
     def summary(self) -> SearchEnded | None:
         importance = _importance(self.study, self.names) if self._complete >= LEAST_TRIALS else {}
-        return SearchEnded(time.time(), importance) if importance else None
+        return SearchEnded(time.time(), importance, self._complete) if importance else None
 
 
 def _halving(steps: Sequence[int]) -> Any:

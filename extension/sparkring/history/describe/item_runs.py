@@ -59,10 +59,22 @@ def best_trial(record: RunRecord) -> str:
 
 
 def importance(record: RunRecord) -> str:
-    """Say how important each parameter of a search is: `importance: lr 72 %, width 20 %`; '' if this is not known."""
+    """Say how important each parameter of a search is: `importance: lr 72 %, width 20 % (from 34 finished trials)`.
+
+    Return '' if this is not known.
+    """
     search = None if record.items is None else record.items.search
     ranked = [] if search is None else importances(search)[:METRICS_NAMED]
-    return f"importance: {', '.join(f'{name} {words}' for name, _, words in ranked)}" if ranked else ""
+    if search is None or not ranked:
+        return ""
+    return (
+        f"importance: {', '.join(f'{name} {words}' for name, _, words in ranked)} {importance_basis(search)}".rstrip()
+    )
+
+
+def importance_basis(search: Search) -> str:
+    """Say from how many trials the importance was estimated: `(from 34 finished trials)`; '' if this is not known."""
+    return f"(from {counted(search.trials, 'finished trial')})" if search.trials else ""
 
 
 def importances(search: Search) -> list[tuple[str, float, str]]:

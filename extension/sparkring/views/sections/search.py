@@ -111,17 +111,22 @@ def _curves(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Seq
 
 
 def _history(axes: Axes, search: Search, trials: Sequence[ItemRecord]) -> None:
-    low, high = extent([trial.metrics[search.metric] for trial in trials], search.mode)
-    ended = [trial for trial in trials if trial.state in WHOLE]
-    for colour, some in ((GREY, [trial for trial in trials if trial.state not in WHOLE]), (BLUE, ended)):
-        values = [min(max(trial.metrics[search.metric], low), high) for trial in some]
-        axes.plot([trial.item for trial in some], values, ls="", marker="o", markersize=2.5, color=colour, alpha=0.7)
+    low, high = extent(_final_values(search, trials), search.mode)
+    ended = [trial for trial in trials if trial.state in WHOLE]  # the last values of the others are no final ones
+    values = [min(max(trial.metrics[search.metric], low), high) for trial in ended]
+    axes.plot([trial.item for trial in ended], values, ls="", marker="o", markersize=2.5, color=BLUE, alpha=0.7)
     better = min if search.mode == "min" else max
     so_far = itertools.accumulate((trial.metrics[search.metric] for trial in ended), better)
     axes.step([trial.item for trial in ended], list(so_far), where="post", color=AMBER, lw=1.4)
     axes.set_ylim(*wider((low, high)))
     ticked(axes)
     axes.set_xlabel("trial", labelpad=1)
+
+
+def _final_values(search: Search, trials: Sequence[ItemRecord]) -> list[float]:
+    """Return the values of the trials that have finished; if none has, those of all trials."""
+    whole = [trial for trial in trials if trial.state in WHOLE]
+    return [trial.metrics[search.metric] for trial in whole or trials]
 
 
 def wider(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -131,7 +136,7 @@ def wider(bounds: tuple[float, float]) -> tuple[float, float]:
 
 
 def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:
-    low, high = extent([trial.metrics[search.metric] for trial in trials], search.mode)
+    low, high = extent(_final_values(search, trials), search.mode)
     metric = Searched(search.metric, low, high)
     columns = [*search.parameters, metric]
     for trial, look in zip(trials, looks, strict=True):

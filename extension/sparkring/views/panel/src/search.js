@@ -12,6 +12,12 @@ export function trialsOf(rows, metric) {
     .sort((a, b) => a.item - b.item);
 }
 
+// Return the values of the trials that have finished; if none has, those of all trials.
+export function finalValues(trials) {
+  const whole = trials.filter((trial) => trial.whole);
+  return (whole.length ? whole : trials).map(({ value }) => value);
+}
+
 // Return the lowest and the highest of the values. There may be too many values for the arguments of Math.min().
 export function bounds(values) {
   let low = Infinity, high = -Infinity;

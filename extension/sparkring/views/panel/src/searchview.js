@@ -4,7 +4,7 @@
 import { AMBER, BLUE, TRIAL_KINDS, TRIALS_LEGEND } from "./constants.js";
 import { button, fillPairs, make, put, toggle } from "./elements.js";
 import { beside } from "./plot.js";
-import { bests, bounds, brushed, curvesExtent, extent, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
+import { bests, bounds, brushed, curvesExtent, extent, finalValues, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
 import { number } from "./words.js";
 
 const HEIGHT = 170, AXES_HEIGHT = 210; // px
@@ -91,7 +91,7 @@ export class SearchView {
   axesOf(search, trials) {
     const axes = search.parameters.map((parameter) => ({ name: parameter.name, marks: marks(parameter), range: parameter,
       at: (trial) => place(parameter, trial.parameters[parameter.name]) }));
-    const [low, high] = extent(trials.map(({ value }) => value), search.mode);
+    const [low, high] = extent(finalValues(trials), search.mode);
     const log = this.log && low > 0, metric = { low, high, log, choices: [] };
     const inside = (value) => Math.min(1, Math.max(0, place(metric, value)));
     return [...axes, { name: search.metric, marks: marks(metric), range: metric, at: ({ value }) => inside(value) }];
@@ -107,11 +107,12 @@ export class SearchView {
     chart.lines(trials, ({ curve }) => curve.map(([x, y]) => plane(x, y)));
   }
 
-  drawHistory(search, trials, steps) {
-    const chart = this.history;
+  // Draw the trials that have finished. The last values of the others are no final ones.
+  drawHistory(search, all, steps) {
+    const chart = this.history, trials = all.filter(({ whole }) => whole);
     chart.element.hidden = !trials.length;
     if (!trials.length) return;
-    const [low, high] = extent(trials.map(({ value }) => value), search.mode), [, last] = bounds(trials.map(({ item }) => item));
+    const [low, high] = extent(finalValues(trials), search.mode), [, last] = bounds(all.map(({ item }) => item));
     const plane = chart.plane([0, Math.max(1, last)], [low, high], this.log);
     chart.title(`best ${search.metric}`, "trial");
     chart.dots(trials, ({ item, value }) => plane(item, Math.min(high, Math.max(low, value))));
@@ -189,7 +190,7 @@ export class SearchView {
     this.shares.hidden = !search.importance.length;
     if (search === this.sharesDrawn) return;
     this.sharesDrawn = search;
-    this.shares.replaceChildren(make("b", {}, "Importance of the parameters"), ...search.importance.flatMap(([name, share, words]) => [
+    this.shares.replaceChildren(make("b", {}, `Importance of the parameters ${search.basis}`), ...search.importance.flatMap(([name, share, words]) => [
       make("span", {}, name), make("div", { class: "sr-bar" }, make("div", { style: `width: ${100 * share}%` })),
       make("span", { class: "sr-n" }, words)]));
   }
