@@ -92,8 +92,16 @@ def _pictures(items: Sequence[ItemRecord]) -> str:
         caption = f"<figcaption><b>{text(name)}</b> by {drawn[-1].by}</figcaption>"
         figures.append(figure(caption, picture, f"{name} of {describe.counted(len(drawn), 'item')}"))
     any_failed = any(item.state == "failed" for drawn in charted.values() for item in drawn)
-    legend = paragraph("blue: finished · red: failed" if any_failed else "")
+    outside = {item.item for name, drawn in charted.items() for item in _outside(name, drawn)}
+    cut = f"{describe.counted(len(outside), 'curve')} partly outside the charts: far from the others" if outside else ""
+    legend = paragraph(describe.dotted("blue: finished · red: failed" if any_failed else "", cut))
     return f'<div class="sr-charts">{"".join(figures)}{legend}</div>'
+
+
+def _outside(name: str, items: Sequence[ItemRecord]) -> list[ItemRecord]:
+    """Return the items whose curves are not entirely in the chart of a metric."""
+    low, high = curves_extent([[value for _, value in item.curves[name]] for item in items])
+    return [item for item in items if any(not low <= value <= high for _, value in item.curves[name])]
 
 
 def _curves(axes: Axes, name: str, items: Sequence[ItemRecord]) -> None:

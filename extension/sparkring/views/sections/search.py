@@ -96,12 +96,16 @@ def extent(values: Sequence[float], mode: str) -> tuple[float, float]:
 def curves_extent(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return the lowest and the highest value that a chart of curves shows. Its twin is in panel/src/search.js.
 
-    Whole curves are compared, since curves of which most values are near the best one may begin far from it.
+    Whole curves are compared, since curves of which most values are near the best one may begin far from it. Only what
+    is far outside the range of 95 % of the curves, but of at most all but one, is outside the chart.
     """
-    lows, highs = [[pick(curve) for curve in curves if curve] for pick in (min, max)]
+    lows, highs = [sorted(pick(curve) for curve in curves if curve) for pick in (min, max)]
     if not lows:
         return extent((), "min")
-    return extent([max(highs), *lows], "max")[0], extent([min(lows), *highs], "min")[1]
+    last = len(lows) - 1
+    low, high = lows[min(last, math.ceil(0.05 * last))], highs[math.floor(0.95 * last)]
+    far = FAR * (high - low) if high > low else math.inf
+    return extent([max(lows[0], low - far), min(highs[-1], high + far)], "")
 
 
 def _curves(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:

@@ -39,11 +39,13 @@ export function extent(values, mode) {
 }
 
 // Return the lowest and the highest value that a chart of curves shows. Whole curves are compared, since curves of which most values
-// are near the best one may begin far from it.
+// are near the best one may begin far from it. Only what is far outside the range of 95 % of the curves is outside the chart.
 export function curvesExtent(curves) {
-  const ends = curves.filter((curve) => curve.length).map(bounds), [low, high] = bounds(ends.flat());
-  if (!ends.length) return extent([], "min");
-  return [extent([high, ...ends.map(([least]) => least)], "max")[0], extent([low, ...ends.map(([, most]) => most)], "min")[1]];
+  const ends = curves.filter((curve) => curve.length).map(bounds), last = ends.length - 1;
+  if (last < 0) return extent([], "");
+  const [lows, highs] = [0, 1].map((end) => ends.map((both) => both[end]).sort((a, b) => a - b));
+  const low = lows[Math.ceil(0.05 * last)], high = highs[Math.floor(0.95 * last)], far = high > low ? FAR * (high - low) : Infinity;
+  return extent([Math.max(lows[0], low - far), Math.min(highs[last], high + far)], "");
 }
 
 // Return the best trial so far after each trial that has finished, as pairs of the trial's number and the best trial.
