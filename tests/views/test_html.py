@@ -253,8 +253,8 @@ def test_while_it_runs(replayed):
     assert "0.6111" in page.text
     assert "0.1111–1.1111" in page.text
     assert "0, 1 │ Epoch 1/2\n" in page.text
-    assert "1 ! oh\n" in page.text
-    assert "1 !  22%|##\n" in page.text
+    assert "1 ┆ oh\n" in page.text
+    assert "1 ┆  22%|##\n" in page.text
     assert any(attributes.get("style", "").endswith("width:11.2%") for _, attributes in page.tags)
 
 
@@ -355,7 +355,7 @@ def test_of_a_quick_run_only_lines_stay(replayed):
     )
     found = bundle(record, now=NOW, final=True)
     page = Elements(found["text/html"])
-    assert page.text == "0, 1 │ <hello>\n   1 ! half\n⚑ a thing"
+    assert page.text == "0, 1 │ <hello>\n   1 ┆ half\n⚑ a thing"
     assert re.search(rf'style="color: ?{RANK_COLOURS[0]}[^"]*">0, 1<', found["text/html"])  # whichever printed first
     assert not {"details", "table"} & {tag for tag, _ in page.tags}
     assert found["text/plain"] == "[0, 1] <hello>\n[1] half"

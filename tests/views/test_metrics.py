@@ -19,6 +19,7 @@ from sparkring.views.charts import best_words, charts, since
 from sparkring.views.figure import figures
 from sparkring.views.html import panel
 from sparkring.views.live import state_message
+from sparkring.views.markup import RANK_COLOURS
 
 
 def epochs(rank, count, begin=0.0, first=1):
@@ -770,6 +771,19 @@ def test_ranks_whose_values_are_finite_go_on_when_another_rank_s_are_not(replaye
     ended = replay([RunFinished(62.0, "finished")], record)
     assert words in panel(ended, now=62.0, final=True)
     json.dumps(charts(record), allow_nan=False)
+
+
+def test_no_mean_has_the_colour_of_a_rank_beside_it(replayed):
+    reports = [
+        Metrics({"loss": 1 / at + rank, "val_loss": 2 / at + rank}, step=at, time=float(at), rank=rank)
+        for at in range(1, 9)
+        for rank in range(4)
+    ]
+    told = charts(replayed(*reports, size=4))
+    colours = [curve["colour"] for curve in told["charts"][0]["curves"]]
+    assert len({*colours, *RANK_COLOURS}) == 2 + len(RANK_COLOURS)
+    assert "dashed: validation" in told["legend"]
+    assert "dashed" not in charts(replayed(*steps(1, 9)))["legend"]
 
 
 def test_many_ranks_keep_their_band_where_one_rank_is_not_finite(replayed):

@@ -17,6 +17,8 @@ from sparkring.views.markup import AMBER, BLUE
 
 MOST = 6  # the largest number of charts
 COLOURS = (BLUE, AMBER)  # the colours of a chart's first and second curve: training and validation
+MEAN_COLOURS = ("#6b7280", "#8a6a4a")  # beside lines of ranks: no rank has these colours
+DASHED = "dashed: validation"
 _DIGITS, _TIME_DIGITS = 6, 5  # the significant digits of values and times; a screen cannot show more
 _LONG = 16  # if a column of at least this length has only grown, only its new numbers are sent
 
@@ -53,7 +55,7 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
     times = _times((point for curve in curves for point in (*curve.points, *curve.ahead)), began)
     xs = list(times)
     drawn = []
-    for curve, colour in zip(curves, COLOURS, strict=False):
+    for curve, colour in zip(curves, colours(curves), strict=False):
         lone = not curve.ranks and not has_band(curve)  # the faster ranks have neither lines of their own nor a band
         columns: dict[str, Any] = {
             "name": plain(curve.name),
@@ -83,6 +85,11 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
         drawn.append(columns)
     chart = {"words": plain(words(curves, axis)), "x": xs, "time": list(times.values()), "curves": drawn}
     return {**chart, "odd": odd} if (odd := odd_spans(curves)) else chart
+
+
+def colours(curves: Sequence[Curve]) -> tuple[str, str]:
+    """Return the colours of a chart's curves. If ranks have lines, too, no mean has the colour of a rank."""
+    return MEAN_COLOURS if any(curve.ranks for curve in curves) else COLOURS
 
 
 def odd_spans(curves: Sequence[Curve]) -> list[tuple[float, float]]:
@@ -173,10 +180,11 @@ def legend(shown: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
     kinds = {mark.kind for mark in marks}
     return dotted(
         "thick: mean · thin: each rank, in its colour" if any(curve.ranks for curve in curves) else "",
+        DASHED if any(curve.name.startswith("val_") for curve in curves) else "",
         "band: minimum to maximum" if any(map(has_band, curves)) else "",
         "faint: steps that some ranks have not reported yet" if any(curve.ahead for curve in curves) else "",
         "dotted: discarded by a restart" if any(curve.undone for curve in curves) else "",
-        "red: restart" if "restart" in kinds else "",
+        "dashed red: restart" if "restart" in kinds else "",
         "red bar at the top: NaN or infinite" if any(map(odd_spans, shown)) else "",
         "ring: best value" if any(curve.best for curve in curves) else "",
         "green tick: checkpoint" if "checkpoint" in kinds else "",

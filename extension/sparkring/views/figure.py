@@ -21,7 +21,7 @@ from sparkring.history.curves import Curve, Mark
 from sparkring.history.describe import dotted, duration, number
 from sparkring.history.metrics import mean
 from sparkring.runtime.packages import command
-from sparkring.views.charts import COLOURS, best_words, has_band, lacks_means, means, odd_spans, words
+from sparkring.views.charts import best_words, colours, has_band, lacks_means, means, odd_spans, words
 from sparkring.views.description import Bars, bars_top
 from sparkring.views.markup import GREEN, GREY, RANK_COLOURS, RED, text, tint
 
@@ -84,7 +84,7 @@ def figure(caption: str, picture: str, words: str, width: int = WIDTH) -> str:
 def _caption(curves: Sequence[Curve], axis: str) -> str:
     named = [
         f'<b style="{tint(colour)}">{text(curve.name)}</b> {dotted(number(curve.last), best_words(curve, axis))}'
-        for curve, colour in zip(curves, COLOURS, strict=False)
+        for curve, colour in zip(curves, colours(curves), strict=False)
     ]
     return f"<figcaption>{'<br>'.join(named)}</figcaption>"
 
@@ -144,7 +144,7 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
             axes.axvline(mark.x, ymax=0.05, color=GREEN, linewidth=1.2)
     for first, last in odd_spans(curves):
         axes.axvspan(first, last, ymin=0.97, color=RED, linewidth=1)
-    for curve, colour in zip(curves, COLOURS, strict=False):
+    for curve, colour in zip(curves, colours(curves), strict=False):
         style: Any = (0, (4, 2)) if curve.name.startswith("val_") else "-"
         end = curve.points[-1]
         for rank, points in curve.ranks.items():

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sparkring.views import live, markup
+from sparkring.views import charts, live, markup
 from sparkring.views.description import RIGHT, Column
 from sparkring.views.sections import items, ranks, search, stream
 
@@ -25,6 +25,8 @@ def script() -> str:
         "RED": markup.RED,
         "AMBER": markup.AMBER,
         "RANK_COLOURS": markup.RANK_COLOURS,
+        "CURVE_COLOURS": charts.COLOURS,
+        "DASHED": charts.DASHED,
         "RIGHT": RIGHT,
         "RANK_STATES": ranks.STATES,
         "RANK_FACTS": ranks.FACTS,

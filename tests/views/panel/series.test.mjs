@@ -73,6 +73,8 @@ test("an item's curves are drawn like those of ranks, with a metric and its vali
   const curves = { val_loss: [[2, 2.5]], loss: [[1, 3], [2, 2]], mape: [[1, 1]], val_acc: [[1, 0.1], [2, 0.2]], acc: [[1, 0.5], [3, 0.7]] };
   const told = itemCharts({ by: "epoch", curves }), { axis, charts } = told;
   assert.deepEqual(axesOf(told), ["epoch"]);
+  assert.equal(told.legend, "dashed: validation");
+  assert.equal(itemCharts({ by: "epoch", curves: { loss: curves.loss } }).legend, "");
   assert.deepEqual([axis, charts.map(({ curves }) => curves.map(({ name }) => name))], ["epoch", [["loss"], ["acc", "val_acc"]]]);
   const [, both] = charts;
   assert.equal(both.words, "acc by epoch: from 0.5 to 0.7; val_acc by epoch: from 0.1 to 0.2");

@@ -30,7 +30,7 @@ _LOOKS: dict[bool, dict[str, Any]] = {  # the looks of curves; the key says whet
 }
 SIGNS = {"running": "▶", "finished": "✓", "failed": "✗", "stopped": "■", "kept": "✓", "pruned": "✂"}
 COLUMNS = (
-    Column("item", "#", "count", width=48),
+    Column("item", "#", "count", width=56),
     Column("name", "item", width=140, share=1.5),
     Column("state", "state", "state", width=84, signs=SIGNS),
     Column("attempt", "attempt", "count", needs=1, width=56),

@@ -9,7 +9,6 @@ from sparkring.history.describe import counted
 from sparkring.history.lines import Shared
 from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.markup import (
-    AMBER,
     BLUE,
     RANK_COLOURS,
     details,
@@ -28,7 +27,7 @@ LINE_CHARACTERS = 600
 LINE_BYTES = 90  # an estimate of how many bytes of HTML block() adds to a line
 _SIGNS = {
     "stdout": "│",
-    "stderr": f'<b style="{tint(AMBER)}" title="stderr">!</b>',
+    "stderr": '<span title="stderr">┆</span>',
     "message": f'<b style="{tint(BLUE)}" title="message">»</b>',
 }
 _CHARACTER = 0.6  # the width of a fixed-width character in em; some sanitisers remove widths in the unit ch

@@ -4,7 +4,7 @@ import { make, put } from "./elements.js";
 import { RANK_COLOURS } from "./constants.js";
 import { elapsed, rankNumbers, ranksWithin } from "./words.js";
 
-const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
+const STREAMS = { o: ["stdout", "│"], e: ["stderr", "┆"], m: ["message", "»"], g: ["", "…"] };
 
 // Return a row with one line. The row begins with a tag. If the row shows the time of the line, `began` is the time at which
 // the run began, in Unix seconds.

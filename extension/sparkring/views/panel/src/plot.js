@@ -14,6 +14,9 @@ export function beside(element, left, width, gap) {
   element.style.right = left < width / 2 ? "auto" : `${width - left + gap}px`;
 }
 
+// Return the width of the vertical axis, on which no label is cut.
+const wide = (plot, labels) => Math.max(52, 12 + 6.5 * Math.max(0, ...(labels ?? []).map(({ length }) => length)));
+
 // A subclass has the `colour` of texts, and a method read() that shows the values at cursor().
 export class Plot {
   constructor() {
@@ -53,7 +56,7 @@ export class Plot {
     const axis = { stroke: () => this.colour, font: FONT, gap: 4, ticks: { show: false, size: 0 } };
     const values = (how) => (plot, splits) => splits.map((value) => (value === null ? "" : how(value)));
     return [{ ...axis, values: values(write), incrs, grid: { show: false }, size: 18, space, label, labelSize: 14, labelGap: 0, labelFont: FONT },
-      { ...axis, values: values(number), grid: { stroke: "#8883", width: 1 }, size: 52, space: 28 }];
+      { ...axis, values: values(number), grid: { stroke: "#8883", width: 1 }, size: wide, space: 28 }];
   }
 
   // Put the values beside the cursor, and return the index of its position; null if no values are to be shown.

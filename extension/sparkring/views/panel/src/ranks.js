@@ -91,7 +91,7 @@ export class RankView {
     put(who, many ? sign : `${rank} ${sign}${place && ` ${place}`}`);
     if (!many) {
       const facts = [silent && `⏸ ${words.silence}`, words.behind && `▼ ${words.behind}`, starves && words.waits,
-        !silent && letter === "r" && words.rate, !usage.used[rank] && words.gpu, ranks.hosts.length > 1 && host].filter(Boolean).join(" · ");
+        !silent && letter === "r" && words.rate, !usage.used[rank] && words.gpu, ranks.hosts.length > 1 && host].filter(Boolean).map((words) => words.replaceAll(" ", "\u00a0")).join(" ·\u00a0");
       if (told.dataset.facts !== facts) told.dataset.facts = facts;
       bar.firstChild.style.width = `${100 * (done ?? 0)}%`;
       bar.style.visibility = done == null ? "hidden" : "";

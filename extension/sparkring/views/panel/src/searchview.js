@@ -8,8 +8,8 @@ import { bests, bounds, brushed, curvesExtent, extent, finalValues, marks, moved
 import { number } from "./words.js";
 
 const HEIGHT = 170, AXES_HEIGHT = 210; // px
-const LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 30; // px around a chart, for its labels
-const ENDS = 46; // px beside the first and the last of the parallel axes
+const LEFT = 62, RIGHT = 8, TOP = 8, BOTTOM = 30; // px around a chart, for its labels
+const ENDS = 62; // px beside the first and the last of the parallel axes
 const NEAR = 12; // px: the pointer points at a line or an axis if it is at most this far away
 
 export class SearchView {

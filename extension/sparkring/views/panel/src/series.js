@@ -1,12 +1,11 @@
 // Prepares the curves of views/charts.py for uPlot, and computes the values at the cursor and the CSV text.
 
-import { AMBER, BLUE, RANK_COLOURS } from "./constants.js";
+import { CURVE_COLOURS, DASHED, RANK_COLOURS } from "./constants.js";
 import { number, ticking } from "./words.js";
 
 // The weight of the earlier values in each value. Without smoothing, the weight is 0.
 export const SMOOTHING = { off: 0, light: 0.6, strong: 0.9 };
 
-const ITEM_COLOURS = [BLUE, AMBER]; // as charts.COLOURS
 const DASHES = [4, 3], DOTS = [1, 2];
 const BAND_OPACITY = "2e", FAINT_BAND_OPACITY = "12", EDGE_OPACITY = "80"; // two hexadecimal digits, which are appended to a colour
 const FAINT = 0.35; // the opacity of values that only the faster ranks have reported; also in views/figure.py
@@ -150,7 +149,7 @@ export function itemCharts({ by, curves }) {
     const key = name.replace(/^val_/, "");
     charts.set(key, [...(charts.get(key) ?? []), name]);
   }
-  return { axis: by, axes: {}, legend: "", restarts: [], checkpoints: [], charts: [...charts.values()].map((together) => itemChart(by, together, curves)) };
+  return { axis: by, axes: {}, legend: names.some((name) => name.startsWith("val_")) ? DASHED : "", restarts: [], checkpoints: [], charts: [...charts.values()].map((together) => itemChart(by, together, curves)) };
 }
 
 function itemChart(by, names, curves) {
@@ -160,7 +159,7 @@ function itemChart(by, names, curves) {
   return {
     words: names.map((name, at) => `${name} by ${by}: from ${ends[at][0]} to ${ends[at][1]}`).join("; "),
     x,
-    curves: names.map((name, at) => ({ name, last: ends[at][1], colour: ITEM_COLOURS[at], dashed: name.startsWith("val_"),
+    curves: names.map((name, at) => ({ name, last: ends[at][1], colour: CURVE_COLOURS[at], dashed: name.startsWith("val_"),
       mean: x.map((place) => values[at].get(place) ?? null), ranks: {}, undone: [] })),
   };
 }
