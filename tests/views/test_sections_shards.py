@@ -76,6 +76,23 @@ def test_shuffled_rows_come_of_several_row_groups_at_a_time(rows, shown):
     assert states(planned(0, [100] * 6, window=250), read(0, rows, 600)) == shown
 
 
+@pytest.mark.parametrize(
+    ("rows", "window", "shares"),
+    [
+        (0, 600, [0] * 6),
+        (300, 600, [0.5] * 6),
+        (0, 250, [0] * 6),
+        (100, 250, [0.4, 0.4, 0.2, 0, 0, 0]),
+        (300, 250, [1, 1, 0.6, 0.2, 0.2, 0]),
+        (150, 0, [1, 0.5, 0, 0, 0, 0]),
+    ],
+)
+def test_a_box_is_filled_as_far_as_it_has_been_read(rows, window, shares):
+    plan = planned(0, [100] * 6, window=window)
+    found = strip(RankReading(0, read(0, rows, 600), plan=plan), 10)
+    assert [block.share for block in found.blocks] == pytest.approx(shares)
+
+
 def test_an_epoch_that_has_ended_is_read():
     """An ended epoch is shown as read even if its last rows filled no batch, or the number of rows was not known."""
     plan = planned(0, [100] * 4, window=250)
@@ -109,7 +126,7 @@ def test_what_was_to_come_when_the_run_ended_was_not_read():
     assert found.words == "rank 3, epoch 1: 1 row group read, 1 begun, 2 not read"
     assert [block.words for block in found.blocks] == [
         "part-0.parquet, row group 1: 100 rows, read",
-        "part-0.parquet, row group 2: 100 rows, begun",
+        "part-0.parquet, row group 2: 100 rows, begun: 50 %",
         "part-1.parquet, row group 1: 100 rows, not read",
         "part-1.parquet, row group 2: 100 rows, not read",
     ]

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from sparkring.history.describe import counted, dotted, duration, first_line, named, rank_list, size, span
+from sparkring.history.describe import counted, dotted, duration, first_line, named, percent, rank_list, size, span
 from sparkring.history.events import DataOpened, DataPlanned, DataRead, Piece
 from sparkring.history.lines import plain
 from sparkring.history.record import Reading, RunRecord
@@ -376,12 +376,16 @@ def _rows(rate: float) -> str:
 
 
 class Block(NamedTuple):
-    """Consecutive row groups in the same state. `begin` and `end` are fractions of the rows of a rank's epoch."""
+    """Consecutive row groups in the same state. `begin` and `end` are fractions of the rows of a rank's epoch.
+
+    `share` is the fraction of the block's rows that has been read.
+    """
 
     state: State
     begin: float
     end: float
     words: str
+    share: float = 0.0
 
 
 class Strip(NamedTuple):
@@ -405,6 +409,11 @@ def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
     done, reading = _reach(plan, read)
     first_unread = bisect.bisect_right(ends, done)
     edges = (0, first_unread, max(first_unread, min(len(ends), bisect.bisect_left(ends, reading) + 1)), len(ends))
+    at_row = _position(plan, read)
+    # Rows of the current window are read in a random order, so about the same part of each of its row groups is read.
+    part = (
+        (at_row - done) / max(1, min(reading, plan.rows) - done) if read is None or read.rows_planned is not None else 0
+    )
     by_state = state_words(over)
     least = ends[-1] // most
     names, noun = dict(plan.names), "file" if plan.pieces[0].row_group < 0 else "row group"
@@ -418,12 +427,18 @@ def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
             after = min(last, bisect.bisect_left(ends, begin + least, first) + 1)
             more = counts[after] - counts[first] - 1
             words = f"{_piece_words(plan.pieces[first], names)}{f' and {more:,} more' if more else ''}: "
-            words += f"{counted(ends[after - 1] - begin, 'row')}, {by_state[state]}"
-            blocks.append(Block(state, begin / ends[-1], ends[after - 1] / ends[-1], words))
+            end = ends[after - 1]
+            before, within = min(end, max(done, begin)) - begin, min(end, reading) - max(begin, done)
+            share = float(state == "read")
+            if state == "reading":
+                share = min(1.0, (before + part * max(0, within)) / max(1, end - begin))
+            words += f"{counted(end - begin, 'row')}, {by_state[state]}"
+            words += f": {percent(share)}" if state == "reading" and share else ""
+            blocks.append(Block(state, begin / ends[-1], end / ends[-1], words, share))
             first = after
     whole = f"rank {mine.rank}, epoch {plan.epoch}: {', '.join(parts)}"
     known = read is None or read.rows_planned is not None
-    at = None if (read is not None and read.done) or not known else _position(plan, read) / ends[-1]
+    at = None if (read is not None and read.done) or not known else at_row / ends[-1]
     return Strip(tuple(blocks), at, whole)
 
 

@@ -100,7 +100,7 @@ def _read_row(line: reading.Line, strips: Mapping[int, str]) -> str:
 
 
 def _picture(strip: Strip, colour: str) -> str:
-    """Draw a rank's epoch from left to right. A full box has been read, and a half-full box is being read."""
+    """Draw a rank's epoch from left to right. A box is filled as far as it has been read."""
     at = "" if strip.at is None else f'<path d="M{WIDTH * strip.at:.1f} {TOP}l-4 -6h8z" fill="currentColor"/>'
     return (
         f'<svg class="sr-strip" width="{WIDTH + 8}" height="{TOP + TALL + 1}" '
@@ -112,11 +112,11 @@ def _picture(strip: Strip, colour: str) -> str:
 def _boxes(blocks: Sequence[Block], colour: str) -> str:
     full = "".join(map(_box, (block for block in blocks if block.state == "read")))
     empty = "".join(map(_box, (block for block in blocks if block.state != "read")))
-    half = "".join(_lower_half(block) for block in blocks if block.state == "reading")
+    parts = "".join(_filled(block) for block in blocks if block.state == "reading")
     return (
         (f'<g fill="{colour}" stroke="{colour}">{full}</g>' if full else "")
         + (f'<g fill="transparent" stroke="{colour}">{empty}</g>' if empty else "")
-        + (f'<path d="{half}" fill="{colour}" pointer-events="none"/>' if half else "")
+        + (f'<path d="{parts}" fill="{colour}" pointer-events="none"/>' if parts else "")
     )
 
 
@@ -126,9 +126,11 @@ def _box(block: Block) -> str:
     return f'<path d="M{x:g} {TOP + 0.5}h{wide:g}v{TALL - 1}h-{wide:g}z">{title}</path>'
 
 
-def _lower_half(block: Block) -> str:
+def _filled(block: Block) -> str:
+    """Fill the box of a block from below, as far as the block has been read, but always visibly."""
     x, wide = _across(block)
-    return f"M{x:g} {TOP + TALL / 2}h{wide:g}v{TALL / 2}h-{wide:g}z"
+    high = round(max(1.5, block.share * TALL), 1)
+    return f"M{x:g} {TOP + TALL - high:g}h{wide:g}v{high:g}h-{wide:g}z"
 
 
 def _across(block: Block) -> tuple[float, float]:
@@ -141,6 +143,6 @@ def _across(block: Block) -> tuple[float, float]:
 def _legend(over: bool) -> str:
     """Return the legend of the boxes."""
     states = reading.state_words(over).items()
-    shapes = [(_boxes([Block(state, 0.0, 18 / WIDTH, "")], BLUE), words) for state, words in states]
-    width = "<span>the width shows the number of rows; a box can stand for several row groups</span>"
+    shapes = [(_boxes([Block(state, 0.0, 18 / WIDTH, "", 0.5)], BLUE), words) for state, words in states]
+    width = "<span>filled as far as it is read; its width shows the rows; a box can stand for several row groups</span>"
     return legend(shapes, f"0 {TOP - 1} 18 {TALL + 2}", f"<span>▾ so far</span> {width}")
