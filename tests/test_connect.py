@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from waiting import until
 
@@ -115,7 +118,8 @@ def groups():
 
 @attempt
 def groups_of_an_expression():
-    return list(sparkring.foreach(len, rows.groupBy(F.col("k") + 1), np=2).values)
+    grouped = rows.groupBy((F.col("id") % 2).alias("x"), "k", F.col("k") == 1)
+    return list(sparkring.foreach(lambda pair: (pair[0], list(pair[1]), len(pair[1])), grouped, np=2).values)
 
 @attempt
 def groups_of_no_column():
@@ -162,9 +166,11 @@ def an_estimator():
     return [len(before), before == after]
 
 @attempt
-def stream():
-    from sparkring.data.spark_streams import check_stream
-    return check_stream(session.readStream.format("rate").load(), "clicks")
+def stream_in_a_folder_of_this_process():
+    from types import SimpleNamespace
+    from sparkring.engine.stream.spark_source import SparkSource
+    os.environ["SPARKRING_CACHE"] = "memory://here"
+    SparkSource(session.readStream.format("rate").load(), "clicks", SimpleNamespace(), None)
 
 @attempt
 def doctor():
@@ -214,7 +220,10 @@ def test_frames(attempts):
     answers = attempts(FRAMES)
     assert answers.pop("items") == [2, 4, 6]
     assert answers.pop("groups") == [[0, 30, 652.5], [1, 30, 667.5], [2, 30, 682.5]]
-    assert "groupBy() groups by an expression, " in answers.pop("groups_of_an_expression")
+    names = ["id", "x", "k"]
+    assert answers.pop("groups_of_an_expression") == [
+        [[half, third, third == 1], names, 15] for half in (0, 1) for third in (0, 1, 2)
+    ]
     assert "`nothing` cannot be resolved" in answers.pop("groups_of_no_column")
     assert answers.pop("groups_of_rollup").startswith("DataError: the groups of rollup() are not items")
     assert sorted(answers.pop("partitions")) == [0, 0, 0, 0, 90]
@@ -222,7 +231,8 @@ def test_frames(attempts):
     assert answers.pop("predict") == [1.0, 2.0, 3.0]
     assert answers.pop("predict_udf") == [0.0, 3.0, 6.0]
     assert answers.pop("an_estimator") == [2, True]
-    assert answers.pop("stream").startswith("DataError: `clicks` belongs to Spark Connect, whose foreachBatch()")
+    refused = answers.pop("stream_in_a_folder_of_this_process")
+    assert refused.startswith("DataError: the server of Spark Connect cannot write to memory://here/dataframes: ")
     assert answers == {"doctor": ["ok"]}
 
 
@@ -248,3 +258,68 @@ def test_a_killed_notebook_leaves_no_ranks(connected):
     pids = [int(driver.until_said(rf"^\[{rank}\] (\d+)$")[1]) for rank in (0, 1)]
     driver.process.kill()
     until(lambda: not any(map(psutil.pid_exists, pids)), "the ranks have ended")
+
+
+STREAMS = '''
+from sparkring.engine.run import warm_gang
+from sparkring.engine.run.options import GangOptions
+from sparkring.engine.stream.options import StreamOptions
+from sparkring.engine.stream.run import StreamSpec, start_stream
+
+gang = warm_gang.start(GangOptions(-2, "plain", 60.0, ()), print, print)
+SETUP, TRAIN = "\\nids, seen = [], 0", """
+import time
+time.sleep(0.01 if quick else 0.3)
+ids, seen = [*ids, batch_id], seen + batch["n"].sum()
+"""
+
+def execute(source):
+    return run_spec(RunSpec(Cell(source, {}), Options(np=-2), "plain", "test", source, gang), View()).values
+
+def stream(quick, **options):
+    frame = session.readStream.schema("n bigint").option("maxFilesPerTrigger", 1).parquet("files")
+    chosen = StreamOptions(np=-2, quiet=True, sharded=True, checkpoint_dir="saved", max_restarts=3, **options)
+    return start_stream(StreamSpec(Cell(TRAIN, {"quick": quick}), frame, "frame", gang, chosen, "test", TRAIN))
+
+def after(run, count):
+    while run.record.stream is None or run.record.stream.batches < count:
+        assert not run.done, run.result()
+        time.sleep(0.01)
+
+execute(SETUP)
+'''
+
+
+def test_a_stream(connected, tmp_path):
+    """Each micro-batch counts once, although a rank and the notebook are killed, and nothing of the stream is left."""
+    for name in ("files", "saved"):
+        (tmp_path / name).mkdir()
+    for number in range(8):
+        pq.write_table(pa.table({"n": [number] * 9}), tmp_path / "files" / f"{number}.parquet")
+        os.utime(tmp_path / "files" / f"{number}.parquet", (number, number))
+    script = STREAMS.replace('"files"', repr(str(tmp_path / "files"))).replace('"saved"', repr(str(tmp_path / "saved")))
+    killed = connected(f"""{script}
+run = stream(False, save_every=2)
+after(run, 1)
+os.kill(run.record.ranks[1].pid, signal.SIGKILL)
+after(run, 4)
+print("attempts", len(run.record.attempts), flush=True)
+time.sleep(1000)
+""")
+    assert killed.until_said(r"^attempts (\d)$")[1] == "2"
+    killed.process.kill()
+    again = connected(f"""{script}
+run = stream(True, save_every=2)
+after(run, 1)
+run.stop()
+run.result()
+stream(True, available_now=True).result()
+print("STATE", execute("\\nids, int(seen)"))
+print(len(session.streams.active), "queries")
+""")
+    text = again.wait()
+    ids = list(range(8))
+    # Rank 0 has 4 of the 9 rows of a micro-batch.
+    assert f"STATE [({ids}, {4 * sum(ids)}), ({ids}, {5 * sum(ids)})]" in text
+    assert "0 queries" in text
+    assert not list(tmp_path.glob("saved/_stream-*/batches/*"))

@@ -10,6 +10,7 @@ import warnings
 
 import pandas as pd
 import pytest
+from pyspark.sql import functions
 from pyspark.sql.pandas import types
 
 from sparkring import partitions
@@ -124,6 +125,21 @@ def test_groups(spark):
     assert list(items_of(frame.filter("real < 0").groupBy("store"))) == []
 
 
+def test_groups_of_expressions(spark):
+    """The items have the DataFrame's own columns. Expressions may be fields and Python functions."""
+    frame = spark.sql(ROWS)
+    odd = functions.udf(lambda number: number % 2 == 1, "boolean")(frame.row.x)
+    pairs = items_of(frame.groupBy((frame.real % 3).alias("store"), "day", odd))
+    expected = to_pandas(frame)
+    days = [datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)]
+    assert [key for key, _ in pairs] == [(real, day, day == days[1]) for real in (0.0, 1.0, 2.0) for day in days]
+    for key, part in pairs:
+        rows = sent(part)
+        assert list(rows.columns) == list(expected.columns)
+        assert sorted(rows.real) == expected.real[(expected.real % 3 == key[0]) & (expected.day == key[1])].tolist()
+    assert [key for key, _ in items_of(frame.filter("real < 3").groupBy("row.x"))] == [0, 1, 2]
+
+
 def test_groups_in_many_row_groups(spark, monkeypatch):
     """All rows of a group are found, even if they are in several row groups and files."""
     monkeypatch.setattr("sparkring.data.parts._GROUP_BYTES", 20_000)
@@ -147,8 +163,8 @@ def test_what_has_no_items(spark):
         (frame.cube("store"), r"the groups of cube\(\)"),
         (frame.groupBy("store").pivot("day"), r"the groups of pivot\(\)"),
         (frame.groupBy(), "makes one group of all rows"),
-        (frame.groupBy(frame.real + 1), r"groups by an expression, .*real.*: add it as a column"),
-        (frame.groupBy("row.x"), "groups by an expression"),
+        (frame.groupBy("row"), r"groups by `row`, which is struct<"),
+        (frame.groupBy(functions.rand()), r"groups by an expression whose values are random"),
         (frame.groupBy("list"), r"groups by `list`, which is array<bigint>"),
         (stream.groupBy("value"), "the DataFrame is a stream"),
     ):

@@ -13,7 +13,7 @@ from sparkring.executor.orders import MAKE_REACHABLE
 from sparkring.executor.tasks import Task
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from sparkring.executor.artifacts import Artifact
 
@@ -40,11 +40,12 @@ class Address(NamedTuple):
 class Grouping(NamedTuple):
     """The result of df.groupBy(…). `kind` is groupby, rollup, cube, pivot or the like.
 
-    `keys` has the number of the DataFrame's column for each key of groupby or, if the key is an expression, its text.
+    `keys` has, for each key of groupby, the number of the DataFrame's column or, if the key is an expression, the
+    expression as a column.
     """
 
     kind: str
-    keys: list[int | str]
+    keys: list[int | Column]
 
 
 class ParquetFiles(NamedTuple):

@@ -31,7 +31,7 @@ from sparkring.executor.tasks import Task, in_arrow
 from sparkring.runtime.storage import locate
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 # How long the server may take to answer a question that needs no job, and to cancel jobs.
 _ANSWERS_S, _CANCELS_S, _LOOKS_S = 30.0, 5.0, 0.1
@@ -99,7 +99,7 @@ class Connect(Cluster):
 
     def within(self, limit_s: float, ask: Callable[[], Answer], gives_up: Callable[[], bool] = bool) -> Answer:
         """pyspark retries for minutes if the server does not answer."""
-        import grpc
+        import grpc  # a part of pyspark's client
 
         began, answer = time.monotonic(), Future[Answer]()
         ready = grpc.channel_ready_future(self.session.client._channel)
@@ -209,15 +209,14 @@ class Connect(Cluster):
         exact = self.setting("spark.sql.caseSensitive") == "true"
         fold: Callable[[str], str] = str if exact else str.lower
         numbers = {fold(name): number for number, name in enumerate(frame.columns)}
-        keys: list[int | str] = []
+        keys: list[int | Column] = []
         for column in grouped._grouping_cols:
-            expression = column._expr
-            name = str(getattr(expression, "_unparsed_identifier", ""))
+            name = str(getattr(column._expr, "_unparsed_identifier", ""))
             if quoted := re.fullmatch("`((?:[^`]|``)+)`", name):
                 name = quoted[1].replace("``", "`")
             elif "." in name:  # a field of a struct
                 name = ""
-            keys.append(numbers.get(fold(name), str(expression)))
+            keys.append(numbers.get(fold(name), column))
         return Grouping(kind, keys)
 
     def proleptic(self, frame: DataFrame) -> DataFrame:

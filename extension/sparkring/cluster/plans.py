@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from sparkring.cluster.base import ParquetFiles
+from sparkring.errors import DataError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _CATALYST = "org.apache.spark.sql.catalyst."
 _FILES = "org.apache.spark.sql.execution.datasources.LogicalRelation"
@@ -158,18 +159,33 @@ def with_setting(frame: DataFrame, name: str, value: str) -> DataFrame:
     return DataFrame(dataset.ofRows(copied, frame._jdf.queryExecution().analyzed()), made)
 
 
-def keys(grouped: Any, frame: DataFrame) -> list[int | str]:
-    """Return the number of the column by which a DataFrame is grouped, or the text of the expression, for each key."""
+def keys(grouped: Any, frame: DataFrame) -> list[int | Column]:
+    """Return the number of the column by which a DataFrame is grouped, or the expression, for each key."""
+    from pyspark.sql import functions
+
     attributes = frame._jdf.queryExecution().analyzed().output()
     ids = [int(attributes.apply(index).exprId().id()) for index in range(attributes.size())]
-    by = grouped.count()._jdf.queryExecution().analyzed().groupingExpressions()
-    numbers: list[int | str] = []
+    counted = grouped.count()
+    by = counted._jdf.queryExecution().analyzed().groupingExpressions()
+    jvm: Any = frame.sparkSession._jvm
+    made = type(functions.lit(None))  # the class of columns depends on Spark's version
+    numbers: list[int | Column] = []
     for index in range(by.size()):
         expression = by.apply(index)
-        if expression.getClass().getName().endswith(".AttributeReference") and expression.exprId().id() in ids:
+        if expression.getClass().getName().endswith(".AttributeReference"):
+            if expression.exprId().id() not in ids:  # Spark computes the expression before it groups the rows
+                raise DataError(
+                    "groupBy() groups by an expression whose values are random, such as rand(): add it as a column "
+                    "with df.withColumn() first, and group by that column."
+                )
             numbers.append(ids.index(expression.exprId().id()))
-        else:
-            numbers.append(str(expression.sql()))
+            continue
+        try:
+            column = jvm.org.apache.spark.sql.classic.ExpressionUtils.column(expression)
+        except TypeError:  # Spark 3 has no such class
+            column = jvm.org.apache.spark.sql.Column(expression)
+        name = counted.columns[index] if len(counted.columns) > by.size() else "key"  # spark.sql.retainGroupColumns
+        numbers.append(made(column).alias(name))
     return numbers
 
 

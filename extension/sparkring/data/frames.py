@@ -264,6 +264,8 @@ def _by_plan(frame: DataFrame) -> str:
 def _by_rows(frame: DataFrame, by_partition: bool) -> str:
     from pyspark.sql import functions
 
+    schema = frame.schema.json()
+    frame = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))  # several may have the same name
     parts = [part for field in frame.schema.fields for part in _hashable(field)] or [functions.lit(0)]
     # The hashes are added as decimals, because a sum of integers could overflow, which is an error in ANSI mode. Spark
     # makes the sum a decimal of 30 digits, which are enough for the hashes of 10^11 rows.
@@ -273,7 +275,7 @@ def _by_rows(frame: DataFrame, by_partition: bool) -> str:
     ]
     grouped = frame.groupBy(*([functions.spark_partition_id().alias("partition")] if by_partition else []))
     rows = grouped.agg(functions.count(functions.lit(1)).alias("rows"), *sums).collect()
-    return f"rows-{_digest([frame.schema.json(), *(str(value) for row in sorted(rows) for value in row)])}"
+    return f"rows-{_digest([schema, *(str(value) for row in sorted(rows) for value in row)])}"
 
 
 def _hashable(field: StructField) -> list[Column]:

@@ -148,12 +148,15 @@ def _groups(grouped: GroupedData) -> list[tuple[Any, Part]]:
     _check(frame)
     try:
         grouping = cluster_of(frame.sparkSession).grouping(grouped, frame)
+        keyed = _with_expressions(frame, grouping.keys)
+    except DataError:
+        raise
     except Exception as error:  # pyspark and py4j have several classes for this error
         raise DataError(f"groupBy(): {root_cause(str(error)).partition(';')[0]}") from error
     if grouping.kind != "groupby":
         raise DataError(f"the groups of {grouping.kind}() are not items: use df.groupBy('store').")
     schema = _schema(frame)
-    numbers = _key_columns(grouping.keys, frame)
+    numbers = _key_columns(grouping.keys, keyed)
     keys = [f"c{number}" for number in numbers]
     form = Form(
         f"groups {' '.join(keys)}",
@@ -163,8 +166,8 @@ def _groups(grouped: GroupedData) -> list[tuple[Any, Part]]:
         may_be_empty=True,
         row_group_bytes=_GROUP_BYTES,
     )
-    copy = in_form(frame, form, say=tell)
-    parts = _indexed(copy, Stored(copy.location, schema), keys, [frame.schema.fields[number] for number in numbers])
+    copy = in_form(keyed, form, say=tell)
+    parts = _indexed(copy, Stored(copy.location, schema), keys, [keyed.schema.fields[number] for number in numbers])
     return [(key[0] if len(key) == 1 else key, part) for key, part in parts.items()]
 
 
@@ -196,21 +199,27 @@ def _schema(frame: DataFrame) -> bytes:
     return serialized_schema(StructType(named), frame.sparkSession)
 
 
-def _key_columns(keys: Sequence[int | str], frame: DataFrame) -> list[int]:
-    """Return the numbers of the columns by which a DataFrame is grouped. Raise DataError for an expression."""
+def _with_expressions(frame: DataFrame, keys: Sequence[int | Column]) -> DataFrame:
+    """Return the rows with the expressions among the keys in additional columns, which the items do not get."""
+    expressions = [key for key in keys if not isinstance(key, int)]
+    keyed = frame.select("*", *expressions) if expressions else frame
+    keyed.schema  # noqa: B018 - this raises Spark's error
+    return keyed
+
+
+def _key_columns(keys: Sequence[int | Column], keyed: DataFrame) -> list[int]:
+    """Return the numbers of the columns of _with_expressions() that have the keys."""
     from pyspark.sql.types import ArrayType, MapType, StructType, UserDefinedType
 
     if not keys:
         raise DataError("groupBy() without columns makes one group of all rows: name columns, as in groupBy('store').")
     numbers: list[int] = []
+    added = len(keyed.columns) - sum(not isinstance(key, int) for key in keys)
     for key in keys:
-        if isinstance(key, str):
-            raise DataError(
-                f"groupBy() groups by an expression, {key}: add it as a column with df.withColumn() first, and group "
-                "by that column."
-            )
+        if not isinstance(key, int):
+            key, added = added, added + 1
         numbers.append(key)
-        field = frame.schema.fields[key]
+        field = keyed.schema.fields[key]
         if isinstance(field.dataType, (ArrayType, MapType, StructType, UserDefinedType)):
             raise DataError(
                 f"groupBy() groups by `{field.name}`, which is {field.dataType.simpleString()}: a key must be "

@@ -39,14 +39,15 @@ class SparkSource:
         self._written: str = "" if directory is None else directory.location.written
         self._folder: Location | None = None
         self._log: ReplayLog | None = None
-        self._staging = cache_folder() / f"_stream-{run_store.new_id()}"
+        home = cache_folder() if directory is None else directory.location
+        self._staging = home / f"_stream-{run_store.new_id()}"
         if directory is not None:
-            self._folder = directory.location / f"_stream-{directory.lineage}"
+            self._folder = home / f"_stream-{directory.lineage}"
             self._log = ReplayLog(self._folder / "batches")
             self._staging = self._log.folder
         self._cluster = cluster_of(frame.sparkSession)
         if not self._cluster.calls_back:
-            check_shared(frame.sparkSession, self._staging)
+            check_shared(frame.sparkSession, home)
         self._query: StreamingQuery | None = None
         self._idle_since = time.perf_counter()
 
