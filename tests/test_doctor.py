@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from waiting import DEADLINE_S
 
+from sparkring.capture import environment, own_modules
 from sparkring.cluster.session import cluster_of
 from sparkring.cluster.slots import Slots, Stage
 from sparkring.cluster.survey import TaskReport
-from sparkring.engine.doctor import builds, checks, examination, gpus, machine, spark, storage
+from sparkring.engine.doctor import builds, checks, examination, gpus, machine, spark, storage, travel
 from sparkring.engine.doctor.builds import Build, HorovodBuild
 from sparkring.engine.doctor.gpus import GpuProcess, Gpus, GpuState
 from sparkring.engine.doctor.machine import Room
@@ -339,6 +340,30 @@ def test_an_executor_that_differs(change, topic, level, words):
     found = judged(*FOUR[:3], FOUR[3]._replace(**change))
     assert {each for each in levels(found) if each[1] != "ok"} == {(topic, level)}
     assert words in said(found)
+
+
+def test_what_goes_along(tmp_path, monkeypatch):
+    """Own modules that can be sent are listed with their size, and the others with the reason, as is --env-pack."""
+    monkeypatch.setattr(own_modules, "_used", set())
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "doctor_sent.py").write_text("import numpy, json, not_installed")
+    (tmp_path / "doctor_kept").mkdir()
+    (tmp_path / "doctor_kept/__init__.py").touch()
+    (tmp_path / "doctor_kept/fast.so").touch()
+    (tmp_path / "site-packages/made-1.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(environment, "_site_folders", lambda: [str(tmp_path / "site-packages")])
+    cells = ["import doctor_sent, doctor_kept", "def f():\n    import torch"]
+    monkeypatch.setattr(sys.modules["__main__"], "In", cells, raising=False)
+    assert {"numpy", "torch"} <= set(travel.imported_packages())
+    assert not {"json", "not_installed", "doctor_sent"} & set(travel.imported_packages())
+    modules, kept, pack = travel.check()[-3:]
+    assert "doctor_sent.py" in modules.what
+    assert (kept.level, "fast.so" in kept.what) == ("note", True)
+    assert (pack.level, "1 package" in pack.what) == ("ok", True)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "conda-meta").mkdir()
+    (tmp_path / "site-packages/other-1.0.dist-info").mkdir()
+    assert travel.check()[-1].level == "note"
 
 
 def test_executors_that_did_not_answer_or_cannot_use_the_directory():

@@ -123,6 +123,11 @@ def pack(say: Callable[[str], None]) -> PackedEnvironment:
     return _packed(lock(), say)
 
 
+def known() -> Environment:
+    """Return what environment() returns, which is kept until pip changes a package."""
+    return _known(lock())
+
+
 @functools.lru_cache(maxsize=1)
 def _known(lock: str) -> Environment:
     return environment()

@@ -56,9 +56,7 @@ def own_modules(sources: Iterable[str] = ()) -> list[OwnModule]:
 
     The notebook's cells count as sources, also those that have only defined functions.
     """
-    cells = getattr(sys.modules.get("__main__"), "In", None) or ()  # IPython's list of the cells that have run
-    sources = [*sources, *(cell for cell in cells if isinstance(cell, str))]
-    _used.update(name for source in sources for name in _imported(source))
+    _used.update(name for source in (*sources, *cells()) for name in _imported(source))
     waiting = [*_used, *(name for name, module in sys.modules.copy().items() if _others.get(name) is not module)]
     modules: dict[str, OwnModule] = {}
     seen: set[str] = set()
@@ -75,6 +73,11 @@ def own_modules(sources: Iterable[str] = ()) -> list[OwnModule]:
             if not module.problem:
                 waiting += (other for path in _paths(module) for other in _imports_at(path))
     return sorted(modules.values())
+
+
+def cells() -> list[str]:
+    """Return the notebook's cells that have run, as IPython lists them."""
+    return [cell for cell in getattr(sys.modules.get("__main__"), "In", None) or () if isinstance(cell, str)]
 
 
 def packed(modules: Iterable[OwnModule]) -> ModuleFiles | None:

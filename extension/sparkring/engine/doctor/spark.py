@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.capture.versions import MODULES, minor, package_names, versions
+from sparkring.capture.packages import requirement
+from sparkring.capture.versions import MODULES, minor, package_names, version_of
 from sparkring.cluster.formation import dynamic_allocation, most_slots
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.python import SET_PYTHON, executors_python, wrong_python
 from sparkring.cluster.session import active_cluster, find_java, uses_connect
 from sparkring.cluster.slots import Say, Slots, Stage, running, slots
 from sparkring.cluster.survey import Directory, Questions, TaskReport, survey
+from sparkring.engine.doctor import travel
 from sparkring.engine.doctor.storage import Trial
 from sparkring.errors import LaunchError
 from sparkring.executor.orders import MAKE_REACHABLE, PORT_SETTING
@@ -103,7 +105,9 @@ def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
         except OSError as error:
             address, secret = None, b""
             findings.append(cannot_listen(bind_host, port, error))
-        packages = {module: package_names(module) for module in MODULES}
+        # Those that frameworks need come first.
+        modules = dict.fromkeys((*MODULES, *([] if cluster.is_local else travel.imported_packages())))
+        packages = {module: package_names(module) for module in modules}
         directory = None
         if trial is not None and trial.works:
             location = trial.location
@@ -120,11 +124,13 @@ def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
     here = DriverFacts(
         platform.python_version(),
         cluster.java_version(),
-        dict(versions()),
-        frozenset(module for module in MODULES if module in sys.modules),
+        {module: version_of(module) for module in modules},
+        frozenset(module for module in modules if module in sys.modules),
     )
     at = f"{host}:{address[1]}" if address else ""
-    return Checked((*findings, *judge(reports, here, capacity, at)), tuple(judge_directory(reports, capacity)))
+    findings += judge(reports, here, capacity, at)
+    findings += [] if cluster.is_local else travel.check()  # local executors run this Python
+    return Checked(tuple(findings), tuple(judge_directory(reports, capacity)))
 
 
 def _listener(host: str, port: int) -> Listener:
@@ -248,8 +254,7 @@ def _python(executors: Sequence[TaskReport], here: DriverFacts, who: str) -> Fin
 def _packages(executors: Sequence[TaskReport], here: DriverFacts, who: str) -> list[Finding]:
     findings: list[Finding] = []
     same = []
-    for module in MODULES:
-        mine = here.packages.get(module, "")
+    for module, mine in here.packages.items():
         groups: dict[str, list[TaskReport]] = {}
         for report in executors:
             groups.setdefault(report.packages.get(module, ""), []).append(report)
@@ -266,11 +271,16 @@ def _package(module: str, mine: str, version: str, reports: Sequence[TaskReport]
     """Return a finding about executors whose version of a package ('' if it is missing) differs from the driver's."""
     if not version:
         what = f"{_hosts(reports)}: no {module}; this notebook has {mine}"
-        advice = f"Install {module} {mine} there, if cells on Spark need it."
+        advice = f"Run {_pip(module, mine, reports)} there, if cells on Spark need it, or use --env-pack."
         return problem("packages", what, advice) if used else note("packages", what, advice)
     what = f"{_hosts(reports)}: {module} {version}; this notebook has {mine}"
-    advice = f"Install {module} {mine} there, or {version} here."
+    advice = f"Run {_pip(module, mine, reports)} there, or install {version} here."
     return problem("packages", what, advice) if minor(version) != minor(mine) else note("packages", what, advice)
+
+
+def _pip(module: str, version: str, reports: Sequence[TaskReport]) -> str:
+    package = requirement(module).partition("==")[0]
+    return f"`{reports[0].executable} -m pip install {package}=={version}`"
 
 
 def _java_of(executors: Sequence[TaskReport], here: DriverFacts, who: str) -> Finding:

@@ -42,6 +42,6 @@ def environment_estimate(place: Place) -> tuple[events.CapturedName, ...]:
     """Return the row of the archive for a dry run, which does not make it."""
     if not place.may_lack_packages():
         return ()
-    there = environment.environment()
+    there = environment.known()
     kind = f"{describe.counted(there.packages, 'package')}, before compression"
     return (events.CapturedName("environment", kind, there.size_bytes, "by value"),)
