@@ -101,6 +101,17 @@ def a_warm_gang():
     return values
 
 @attempt
+def the_environment():
+    from sparkring.capture import environment
+    site = os.path.abspath("site-packages")
+    os.makedirs(f"{site}/made_there-1.0.dist-info")
+    with open(f"{site}/made_there.py", "w") as file:
+        file.write("x = 5")
+    environment._site_folders = lambda: [site]
+    source = "import made_there, sys\\n[made_there.x, sys.prefix.rpartition('/')[2]]"
+    return [ring(source, 2, env_pack=True), environment.lock()]
+
+@attempt
 def jobs_afterwards():
     return rows.count()
 '''
@@ -212,6 +223,8 @@ def test_rings(attempts):
     )
     assert answers.pop("slots") == ["Spark (n > 0)", "4", "?", "local[4] through Spark Connect at 127.0.0.1"]
     assert answers.pop("a_warm_gang") == [10, 20]
+    values, lock = answers.pop("the_environment")
+    assert values == [[5, lock]] * 2
     assert answers == {"jobs_afterwards": 90}
 
 

@@ -83,6 +83,11 @@ class Cluster(ABC):
         return self.master.startswith("local")
 
     @property
+    def runs_this_python(self) -> bool:
+        """Whether ranks run this process's Python, with its packages and files, as far as is known."""
+        return False
+
+    @property
     def is_driver_alone(self) -> bool:
         """Whether the driver itself runs the tasks."""
         return re.match(r"local(\[|$)", self.master) is not None

@@ -80,6 +80,10 @@ class Classic(Cluster):
     def master(self) -> str:
         return str(self._context.master)
 
+    @property
+    def runs_this_python(self) -> bool:
+        return self.is_local
+
     def setting(self, name: str, default: str = "") -> str:
         return str(self._context.getConf().get(name, default))
 

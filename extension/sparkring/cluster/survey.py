@@ -109,6 +109,9 @@ def _versions(packages: Mapping[str, Sequence[str]]) -> dict[str, str]:
             if version:
                 versions[module] = version
                 break
+        else:  # Spark's own pyspark is in a zip
+            if (version := getattr(sys.modules.get(module), "__version__", "")) and isinstance(version, str):
+                versions[module] = version
     return versions
 
 

@@ -57,11 +57,11 @@ class SparkTasks(Place):
         return all_slots.total
 
     def may_lack_packages(self) -> bool:
-        """Return whether the session is on a cluster: a local one, which -n 2 starts by default, runs this Python."""
+        """Return whether there is a session whose ranks do. A local one, which -n 2 starts by default, has none."""
         from sparkring.cluster.session import active_cluster
 
         cluster = active_cluster()
-        return cluster is not None and not cluster.is_local
+        return cluster is not None and not cluster.runs_this_python
 
     def table(self) -> list[tuple[str, ...]]:
         spark = "Spark (n > 0)"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.capture.packages import requirement
+from sparkring.capture.packages import CodeImports, lacking, requirement
 from sparkring.capture.versions import MODULES, minor, package_names, version_of
 from sparkring.cluster.formation import dynamic_allocation, most_slots
 from sparkring.cluster.java_errors import root_cause
@@ -106,7 +106,7 @@ def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
             address, secret = None, b""
             findings.append(cannot_listen(bind_host, port, error))
         # Those that frameworks need come first.
-        modules = dict.fromkeys((*MODULES, *([] if cluster.is_local else travel.imported_packages())))
+        modules = dict.fromkeys((*MODULES, *([] if cluster.runs_this_python else travel.imported_packages())))
         packages = {module: package_names(module) for module in modules}
         directory = None
         if trial is not None and trial.works:
@@ -129,7 +129,7 @@ def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
     )
     at = f"{host}:{address[1]}" if address else ""
     findings += judge(reports, here, capacity, at)
-    findings += [] if cluster.is_local else travel.check()  # local executors run this Python
+    findings += [] if cluster.runs_this_python else travel.check()  # local executors run this Python
     return Checked(tuple(findings), tuple(judge_directory(reports, capacity)))
 
 
@@ -271,6 +271,9 @@ def _package(module: str, mine: str, version: str, reports: Sequence[TaskReport]
     """Return a finding about executors whose version of a package ('' if it is missing) differs from the driver's."""
     if not version:
         what = f"{_hosts(reports)}: no {module}; this notebook has {mine}"
+        lacks = lacking(CodeImports(frozenset([module])), reports[0].packages)
+        if lacks is not None and lacks.sent:
+            return ok("packages", f"{what}, which is sent with each cell that imports it")
         advice = f"Run {_pip(module, mine, reports)} there, if cells on Spark need it, or use --env-pack."
         return problem("packages", what, advice) if used else note("packages", what, advice)
     what = f"{_hosts(reports)}: {module} {version}; this notebook has {mine}"
@@ -279,6 +282,8 @@ def _package(module: str, mine: str, version: str, reports: Sequence[TaskReport]
 
 
 def _pip(module: str, version: str, reports: Sequence[TaskReport]) -> str:
+    if module == "horovod":  # it has no wheels
+        return "`sparkring-build-horovod --install`"
     package = requirement(module).partition("==")[0]
     return f"`{reports[0].executable} -m pip install {package}=={version}`"
 

@@ -64,7 +64,8 @@ def scoring_udf(
     from pyspark.sql.functions import pandas_udf
 
     here = cluster.is_local
-    model = cluster.shared(packed_scorer(settings, with_nvml=gpus_per(cluster, "task") > 0, here=here))
+    with_nvml = gpus_per(cluster, "task") > 0
+    model = cluster.shared(packed_scorer(settings, with_nvml=with_nvml, here=cluster.runs_this_python))
     threads = cluster.setting(f"spark.executorEnv.{_THREADS}")
     process = ModelOrder(
         key=secrets.token_hex(8),
