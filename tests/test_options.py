@@ -358,7 +358,7 @@ def test_bad_ranks_lines(line, word):
         (" ", {"start", "stop", "--stacks"}),
         (" st", {"start", "stop"}),
         (" start", {"start"}),
-        (" start ", {"-n", "--np", "--framework", "--idle", "--env", "--gpus"}),
+        (" start ", {"-n", "--np", "--framework", "--idle", "--env", "--env-pack", "--gpus"}),
         (" start --id", {"--idle"}),
         (" start -n -2 --framework t", {"torch", "tensorflow"}),
         (" stop", {"stop"}),

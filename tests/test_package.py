@@ -295,7 +295,10 @@ def test_versions_of_the_installed_modules(tmp_path, monkeypatch):
             (tmp_path / folder / name).write_text(text)
     monkeypatch.setattr(sys, "path", [str(tmp_path / name) for name in ("first", "nowhere", "second")])
     expected = {"one": "1.2", "one_file": "1.2", "two": "2.0", "_two": "2.0", "three": "4.5"}
-    assert installed.__wrapped__() == expected
+    assert installed() == expected
+    (tmp_path / "second/four-1.0.dist-info").mkdir()
+    (tmp_path / "second/four-1.0.dist-info/top_level.txt").write_text("four")
+    assert installed() == {**expected, "four": "1.0"}, "a package that was installed since then"
 
 
 def test_versions_are_printed_in_one_line(capsys):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sparkring
 
@@ -81,11 +81,12 @@ def _home(value: object) -> str:
 
 def installed() -> dict[str, str]:
     """Return a dict from each installed top-level module to the version of the package that has it."""
-    times = []
-    for folder in sys.path:
+    entries: list[Any] = sys.path  # may hold entries that are not strings, which Python ignores
+    folders, times = tuple(entry for entry in entries if isinstance(entry, str)), []
+    for folder in folders:
         with contextlib.suppress(OSError):
             times.append(os.stat(folder).st_mtime_ns)  # changes when pip changes a package
-    return _installed(tuple(sys.path), tuple(times))
+    return _installed(folders, tuple(times))
 
 
 @functools.lru_cache(maxsize=2)  # because it searches all installed packages
