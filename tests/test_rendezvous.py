@@ -13,9 +13,8 @@ import pytest
 from waiting import DEADLINE_S
 
 from sparkring.cluster.classic import Classic
-from sparkring.errors import LaunchError
 from sparkring.frameworks.base import Endpoint, Start
-from sparkring.frameworks.horovod import Horovod
+from sparkring.frameworks.jax import Jax
 from sparkring.frameworks.tensorflow import TensorFlow
 from sparkring.runtime.world import World
 from sparkring.wire.messages import StoredKey
@@ -59,6 +58,7 @@ SCOPES = [
     "cross_12",
     "global_process_set_hash_1a2b",
     "local_h_process_set_hash_9",
+    "local_node-fd00::2",
 ]
 
 
@@ -131,12 +131,11 @@ def test_copies_get_the_keys_of_other_ranks(watch):
 
 
 def test_addresses_of_ipv6():
-    """Spark's brackets are removed, TensorFlow's are added, and Horovod, which cannot use such an address, says so."""
+    """Spark's brackets are removed, and those of TensorFlow and JAX are added."""
     settings = {"spark.driver.host": "[fd00::1]", "spark.driver.bindAddress": "[::]"}
     context = SimpleNamespace(master="spark://[fd00::1]:7077", getConf=lambda: settings)
     assert Classic(context).address() == ("fd00::1", "::", 0)
-    endpoints = [Endpoint("a", "fd00::2", "", "fd00::2", 1234)]
-    variables = TensorFlow(endpoints).environment(World(), Start("run", 0, 0))
+    endpoints, start = [Endpoint("a", "fd00::2", "", 1234)], Start("run", 0, 0)
+    variables = TensorFlow(endpoints).environment(World(), start)
     assert json.loads(variables["TF_CONFIG"])["cluster"] == {"worker": ["[fd00::2]:1234"]}
-    with pytest.raises(LaunchError, match="IPv6"):
-        Horovod(endpoints)
+    assert Jax(endpoints).environment(World(), start)["JAX_COORDINATOR_ADDRESS"] == "[fd00::2]:1234"

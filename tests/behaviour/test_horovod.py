@@ -15,6 +15,8 @@ from sparkring.engine.run.options import Options
 from sparkring.engine.run.prepare import prepare
 from sparkring.engine.run.spec import Call, RunSpec
 from sparkring.errors import OptionsError
+from sparkring.launchers.local import LocalLauncher
+from sparkring.worker.member.network import interface_of
 
 
 def function(source: str, name: str):
@@ -272,3 +274,27 @@ def test_run_refuses(options, words):
     """Invalid options raise an error before anything is started."""
     with pytest.raises((OptionsError, ValueError, TypeError), match=words):
         sparkring.run(print, **options)
+
+
+def torch_sum():
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return os.environ["MASTER_ADDR"], os.environ["GLOO_SOCKET_IFNAME"], total.item()
+
+
+@pytest.mark.slow
+@pytest.mark.forked("torch", "horovod.torch")
+def test_rings_over_ipv6(watch, monkeypatch):
+    """Where there is only IPv6, ranks of Horovod and torch connect over the interface that has the address."""
+    interface = interface_of("::1")
+    if not interface:
+        pytest.skip("this machine has no IPv6")
+    for name in ("host", "bind_host"):
+        monkeypatch.setattr(LocalLauncher, name, "::1")
+    assert sparkring.run(torch_sum, np=-2, framework="torch").values == [("::1", interface, 2.0)] * 2
+    assert HorovodRunner(np=-2).run(function(TWICE, "train"), base=10)[0] == [(True, 2, 3.0)] * 2

@@ -19,8 +19,6 @@ class Endpoint(NamedTuple):
     host: the name of the rank's host.
     address: the host's address on the network that leads to the driver.
     interface: the name of the network interface that has this address.
-    seen_as: the address from which the rank's connections reach the driver. It differs from `address` if
-    addresses are translated on the way.
     port: a port on the host that was free when the rank started, or when its last request ended. Some frameworks
     listen on this port.
     """
@@ -28,8 +26,12 @@ class Endpoint(NamedTuple):
     host: str
     address: str
     interface: str
-    seen_as: str
     port: int
+
+    @property
+    def host_and_port(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}"
 
 
 class Lesson(NamedTuple):

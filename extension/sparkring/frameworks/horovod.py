@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sparkring.errors import LaunchError
-from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeline
+from sparkring.frameworks.base import Framework, Lesson, Start, Timeline
 from sparkring.runtime.world import World
 
 # Gloo's default is 30 s. The timeout applies to hvd.init(), too: the last rank must call hvd.init() at most this long
@@ -41,14 +40,6 @@ class Horovod(Framework):
         "keras": "after `import horovod.tensorflow.keras as hvd`, call `hvd.init()`, compile the model with "
         "`hvd.DistributedOptimizer(optimizer)`, and fit with `hvd.callbacks.BroadcastGlobalVariablesCallback(0)`",
     }
-
-    def __init__(self, endpoints: list[Endpoint]) -> None:
-        super().__init__(endpoints)
-        if over_ipv6 := [endpoint.address for endpoint in endpoints if ":" in endpoint.address]:
-            raise LaunchError(
-                f"Horovod's ranks cannot connect over IPv6 ({over_ipv6[0]}). Set spark.driver.host and "
-                "spark.driver.bindAddress to IPv4 addresses, or use %%torchrun."
-            )
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         interface = self.endpoints[world.rank].interface

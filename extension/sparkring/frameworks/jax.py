@@ -29,7 +29,7 @@ class Jax(Framework):
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         interface = self.endpoints[world.rank].interface
-        coordinator = f"{self.endpoints[0].address}:{self.endpoints[0].port}"
+        coordinator = self.endpoints[0].host_and_port
         variables = {
             "JAX_COORDINATOR_ADDRESS": coordinator,
             # Without this variable, the coordinator would listen on all network interfaces.

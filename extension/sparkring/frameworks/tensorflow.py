@@ -44,12 +44,8 @@ class TensorFlow(Framework):
         super().__init__(endpoints)
         # The ports in `endpoints` change, but the ports in TF_CONFIG must not. A rank's process has one TensorFlow
         # server as long as the gang exists, and the strategies of later cells use this server again.
-        self._workers = [f"{_host(endpoint.address)}:{endpoint.port}" for endpoint in endpoints]
+        self._workers = [endpoint.host_and_port for endpoint in endpoints]
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         task = {"type": "worker", "index": world.rank}
         return {"TF_CONFIG": json.dumps({"cluster": {"worker": self._workers}, "task": task})}
-
-
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address

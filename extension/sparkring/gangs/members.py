@@ -121,8 +121,8 @@ class Members:
         self.worlds = place_ranks(nodes, gpus, by_node=by_node)
         self.member_of = {world.rank: member for member, world in enumerate(self.worlds)}
         for _, member in sorted(self.member_of.items()):
-            hello, peer = hellos[member], self.connections[member].peer_host()
-            self.endpoints.append(Endpoint(hello.host, hello.address, hello.interface, peer, hello.port))
+            hello = hellos[member]
+            self.endpoints.append(Endpoint(hello.host, hello.address, hello.interface, hello.port))
         seen = gpu_environments(self.worlds) if pins_gpus else [{}] * self.size
         peers = tuple(f"{f'[{at.address}]' if ':' in at.address else at.address}:{at.port}" for at in hellos)
         return {

@@ -78,7 +78,6 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._peer = sock.getpeername()[0] if sock.family in (socket.AF_INET, socket.AF_INET6) else ""
         self._send_lock = threading.Lock()
         self._broken = False
         self._came = bytearray()  # bytes that have been read from the socket, but not returned yet
@@ -236,9 +235,6 @@ class Connection:
     def local_host(self) -> str:
         """Return this end's address, on the network interface that leads to the peer."""
         return str(self._sock.getsockname()[0])
-
-    def peer_host(self) -> str:
-        return self._peer
 
     def _exactly(self, size: int) -> bytearray | memoryview:
         if size <= CHUNK_BYTES:

@@ -20,7 +20,14 @@ def free_port(address: str) -> int:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface that has this IPv4 address; '' if no interface has it."""
+    """Return the name of the network interface that has this address; '' if that is not known."""
+    if ":" in address:
+        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+        try:
+            with open("/proc/net/if_inet6") as file:
+                return next((fields[5] for fields in map(str.split, file) if fields[0] == packed), "")
+        except OSError:  # macOS has no /proc
+            return ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:

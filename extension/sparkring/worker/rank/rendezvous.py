@@ -26,13 +26,14 @@ MOST_KEYS_PER_RANK = 4_096
 REQUEST_TIMEOUT_S = 30.0
 
 # The scopes of horovod/common/gloo/gloo_context.cc. The scope of a process set ends in a hash of the set's ranks.
-_SCOPE = re.compile(r"(?:global|local_[\w.\-]{1,255}|cross_\d{1,6})(?:_process_set_hash_[0-9a-fA-F]{1,32})?", re.ASCII)
+_SCOPE = re.compile(r"(?:global|local_[\w.:\-]{1,255}|cross_\d{1,6})(?:_process_set_hash_[0-9a-fA-F]{1,32})?", re.ASCII)
 
 
 class RendezvousStore(ThreadingHTTPServer):
     """This rank's copy of the store, on a free port of loopback. `tell` sends a key to the other ranks' copies."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, tell: Callable[[StoredKey], None]) -> None:
         self.tell = tell
