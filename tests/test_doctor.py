@@ -332,6 +332,7 @@ def test_executors_that_are_alike():
             "problem",
             "b cannot connect to",
         ),
+        ({"shared_bytes": 64e6}, "/dev/shm", "note", "1 executor on b: 64"),
         ({"clock_s": -30.0}, "clocks", "note", "30 s ahead of this machine"),
     ],
 )

@@ -63,7 +63,6 @@ class Cluster(ABC):
 
     session: SparkSession
     calls_back: ClassVar[bool] = True  # whether foreachBatch() can call functions of this process
-    reachable_by: ClassVar[str] = MAKE_REACHABLE  # advice for executors that cannot reach this process
 
     # ── The session ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -107,6 +106,16 @@ class Cluster(ABC):
     @abstractmethod
     def address(self) -> Address:
         """Return how executors reach this process."""
+
+    @property
+    def elsewhere(self) -> str:
+        """Where ranks can run instead, if Spark refuses to run them; '' if that is not known."""
+        return ""
+
+    @property
+    def reachable_by(self) -> str:
+        """The advice for executors that cannot reach this process."""
+        return MAKE_REACHABLE
 
     def within(self, limit_s: float, ask: Callable[[], Answer], gives_up: Callable[[], bool] = bool) -> Answer:
         """Return ask(). Raise TimeoutError if Spark does not answer within `limit_s`, or if gives_up() becomes true."""

@@ -6,6 +6,7 @@ Spark Connect does not say what Spark is running. So the slots in use, and the p
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import pickle
 import re
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 # How long the server may take to answer a question that needs no job, and to cancel jobs.
 _ANSWERS_S, _CANCELS_S, _LOOKS_S = 30.0, 5.0, 0.1
 _CONNECTS_S = 5.0  # how long it may take to connect to the server, or to connect again
+_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"  # the variable that notebooks there have
 # Each of these settings replaces the number of slots as the number of partitions of a range.
 _PARALLELISM = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 
@@ -57,6 +59,17 @@ def active_session() -> SparkSession | None:
     return session
 
 
+def _is_here(host: str) -> bool:
+    """Return whether `host` is an address of this machine, or a name for one."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as sock:
+            sock.bind(address)
+    except OSError:
+        return False
+    return True
+
+
 def is_connect(session: Any) -> bool:
     """Return whether a session belongs to Spark Connect."""
     return any(base.__module__.startswith("pyspark.sql.connect.") for base in type(session).__mro__)
@@ -69,10 +82,6 @@ class Connect(Cluster):
     session: SparkSession
 
     calls_back = False
-    reachable_by = (
-        f"Set {HOST_SETTING} to an address of this machine that they can reach, or {PORT_SETTING} to a port that the "
-        f'firewall lets through, as in spark.conf.set("{PORT_SETTING}", 40123).'
-    )
 
     @property
     def master(self) -> str:
@@ -87,7 +96,12 @@ class Connect(Cluster):
         return str(self.session.client.host)
 
     def setting(self, name: str, default: str = "") -> str:
-        value = self.session.conf.get(name, None)  # Spark would refuse '' as the value of a setting with a type
+        try:
+            value = self.session.conf.get(name, None)  # Spark would refuse '' as the value of a setting with a type
+        except Exception as error:  # pyspark and grpc have several classes for errors
+            if "CONFIG_NOT_AVAILABLE" not in str(error):  # Databricks hides most settings of serverless compute
+                raise
+            value = None
         return default if value is None else str(value)
 
     def is_stopped(self) -> bool:
@@ -123,11 +137,24 @@ class Connect(Cluster):
         return answer.result()
 
     def address(self) -> Address:
-        """This machine's address on the way to the server, beside which the executors usually are."""
-        family, *_, server = socket.getaddrinfo(self._server, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(server)  # sends nothing
-            host = str(probe.getsockname()[0])
+        """This machine's address on the way to the server, beside which the executors usually are.
+
+        If the server is on this machine, for example in the same pod, this is the address at which the executors reach
+        the server.
+        """
+        try:
+            family, *_, server = socket.getaddrinfo(self._server, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(server)  # sends nothing
+                host = str(probe.getsockname()[0])
+        except OSError as error:
+            raise LaunchError(
+                f"this machine has no address for executors, because it cannot reach the server {self._server}: "
+                f"{error.strerror or error}. {self.reachable_by}"
+            ) from error
+        if ipaddress.ip_address(host).is_loopback and not self.is_local:
+            of_server = self.setting("spark.driver.host").strip("[]")
+            host = of_server if of_server and _is_here(of_server) else host
         return Address(self.setting(HOST_SETTING, host), host, int(self.setting(PORT_SETTING) or 0))
 
     def total_slots(self) -> int:
@@ -143,6 +170,22 @@ class Connect(Cluster):
         if (splits := re.search(r"splits=(?:Some\()?(\d+)", plan)) is None:
             raise LaunchError("Spark Connect does not say how many task slots there are: this Spark's plans lack it.")
         return int(splits[1])
+
+    @property
+    def elsewhere(self) -> str:
+        if _DATABRICKS not in os.environ and "databricks" not in self._server:
+            return ""
+        return (
+            "On Databricks, -n 2 needs compute with dedicated access: Python functions of other compute have no "
+            "network. -n -2 starts processes where the notebook's Python runs."
+        )
+
+    @property
+    def reachable_by(self) -> str:
+        return self.elsewhere or (
+            f"Set {HOST_SETTING} to an address of this machine that they can reach, or {PORT_SETTING} to a port that "
+            f'the firewall lets through, as in spark.conf.set("{PORT_SETTING}", 40123).'
+        )
 
     # ── Jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 

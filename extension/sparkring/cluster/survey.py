@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import socket
 import sys
 import time
@@ -54,6 +55,7 @@ class TaskReport(NamedTuple):
     reached_s: how long a connection to the driver took; None if it failed, and `unreached` says why.
     clock_s: by how much the driver's clock is ahead of the executor's; None if unknown.
     directory: the words for what does not work in the directory; '' if all works, None if there is no directory.
+    shared_bytes: the size of /dev/shm; None if there is none.
     """
 
     host: str
@@ -66,6 +68,7 @@ class TaskReport(NamedTuple):
     unreached: str = ""
     clock_s: float | None = None
     directory: str | None = None
+    shared_bytes: float | None = None
 
 
 def survey(
@@ -94,6 +97,7 @@ def answer(questions: Questions, rows: Iterable[int]) -> Iterator[dict[str, Any]
         packages=_versions(questions.packages),
         java=java,
         directory=None if questions.directory is None else _use(questions.directory),
+        shared_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,  # macOS has none
         **({} if questions.address is None else _reach(questions.address, questions.secret)),
     )._asdict()
 

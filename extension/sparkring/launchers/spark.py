@@ -233,7 +233,7 @@ class SparkLauncher(Launcher):
         if not self._is_ring:
             return LaunchError(f"Spark ended the task of the item's process: {root_cause(text)}")
         what = "barrier stage" if self._formation is Formation.BARRIER else "stage"
-        return LaunchError(f"Spark ended the {what}: {root_cause(text)}")
+        return LaunchError(f"Spark ended the {what}: {root_cause(text)} {self._cluster.elsewhere}".rstrip())
 
     def _cancel_if_due(self) -> None:
         """Cancel the stage that start_again() has given up. A cancellation misses a job that has not begun."""

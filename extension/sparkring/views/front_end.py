@@ -58,8 +58,8 @@ def shown() -> Shown:
 def choice() -> Choice:
     """Return the form in which a run is shown, and why this form was chosen.
 
-    SPARKRING_VIEW selects the form. Otherwise, it is the live panel in a notebook, except on Databricks, which keeps no
-    widgets; outside a notebook, it is text. Raise OptionsError if SPARKRING_VIEW has another value.
+    SPARKRING_VIEW selects the form. Otherwise, it is the live panel in a notebook, except on Databricks, which does
+    not save widgets; outside a notebook, it is text. Raise OptionsError if SPARKRING_VIEW has another value.
     """
     wanted = os.environ.get("SPARKRING_VIEW", "").strip().lower()
     if wanted and wanted not in get_args(Shown):
@@ -72,5 +72,5 @@ def choice() -> Choice:
     if os.environ.get("SPARKRING_PANEL") == "0":  # the name of the setting in version 0.1
         return Choice("static", "SPARKRING_PANEL=0")
     if front_end({}) == "databricks":
-        return Choice("static", "Databricks keeps no widgets")
+        return Choice("static", "Databricks does not save widgets")
     return Choice("live", "a notebook")

@@ -36,6 +36,11 @@ FRAMEWORKS = ("tensorflow", "torch", "jax")
 FULL_BYTES, LOW_BYTES = 200e6, 2e9  # with less free space on a disk, there is a problem or a note
 LOW_MEMORY_BYTES = 1e9
 _VARIABLES = {"cache": "XDG_CACHE_HOME", "runs": "SPARKRING_HOME"}  # those that name these folders
+NEEDS_SHARED = "NCCL and the workers of PyTorch's DataLoader may need more"
+MORE_SHARED = (
+    "In a container, start it with a larger one, such as `docker run --shm-size=8g`; on Kubernetes, mount an emptyDir "
+    "with `medium: Memory` at /dev/shm."
+)
 LOW_SHARED_BYTES = 512e6  # containers get 64 MB of /dev/shm by default
 FEW_FILES, LOW_FILES = 256, 1024
 _REBUILD = "Build it again with `sparkring-build-horovod --force --install`."
@@ -158,11 +163,7 @@ def shared_memory(room: Room) -> Finding:
     what = f"{size(room.free)} of {size(room.total)} free"
     if room.free >= LOW_SHARED_BYTES:
         return ok("/dev/shm", what)
-    return note(
-        "/dev/shm",
-        f"{what}: NCCL and the workers of PyTorch's DataLoader may need more",
-        "In a container, start it with a larger one, such as `docker run --shm-size=8g`.",
-    )
+    return note("/dev/shm", f"{what}; {NEEDS_SHARED}", MORE_SHARED)
 
 
 def open_files(soft: int | None, hard: int | None) -> Finding:

@@ -21,10 +21,11 @@ from sparkring.cluster.session import active_cluster, find_java, uses_connect
 from sparkring.cluster.slots import Say, Slots, Stage, running, slots
 from sparkring.cluster.survey import Directory, Questions, TaskReport, survey
 from sparkring.engine.doctor import travel
+from sparkring.engine.doctor.machine import LOW_SHARED_BYTES, MORE_SHARED, NEEDS_SHARED
 from sparkring.engine.doctor.storage import Trial
 from sparkring.errors import LaunchError
-from sparkring.executor.orders import MAKE_REACHABLE, PORT_SETTING
-from sparkring.history.describe import counted, duration, named, span
+from sparkring.executor.orders import PORT_SETTING
+from sparkring.history.describe import counted, duration, named, size, span
 from sparkring.history.findings import Finding, note, ok, problem
 from sparkring.wire.channel import Listener
 
@@ -128,7 +129,7 @@ def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
         frozenset(module for module in modules if module in sys.modules),
     )
     at = f"{host}:{address[1]}" if address else ""
-    findings += judge(reports, here, capacity, at)
+    findings += judge(reports, here, capacity, at, cluster.reachable_by)
     findings += [] if cluster.runs_this_python else travel.check()  # local executors run this Python
     return Checked(tuple(findings), tuple(judge_directory(reports, capacity)))
 
@@ -183,8 +184,13 @@ def job_failed(text: str, python: Callable[[], str]) -> Finding:
     return problem("executors", f"a job failed: {root_cause(text)}", "Launches on Spark would fail in the same way.")
 
 
-def judge(reports: Sequence[TaskReport], here: DriverFacts, capacity: Slots, at: str) -> list[Finding]:
-    """Compare the executors with the driver, which listened at the address `at` ('' if it could not listen)."""
+def judge(
+    reports: Sequence[TaskReport], here: DriverFacts, capacity: Slots, at: str, make_reachable: str = ""
+) -> list[Finding]:
+    """Compare the executors with the driver, which listened at the address `at` ('' if it could not listen).
+
+    `make_reachable` is the advice for executors that cannot connect to it.
+    """
     executors = _executors(reports)
     hosts = {report.host for report in executors}
     who = f"{counted(len(executors), 'executor')} on {counted(len(hosts), 'host')}"
@@ -195,8 +201,13 @@ def judge(reports: Sequence[TaskReport], here: DriverFacts, capacity: Slots, at:
         findings.append(note("executors", what, "Run %doctor again when they are free."))
     else:
         findings.append(ok("executors", f"{who} answered, with {counted(len(reports), 'task')}"))
-    findings += [_python(executors, here, who), *_packages(executors, here, who), _java_of(executors, here, who)]
-    findings += [_reached(executors, at), *_clocks(executors)] if at else []
+    findings += [
+        _python(executors, here, who),
+        *_packages(executors, here, who),
+        _java_of(executors, here, who),
+        *_shared_memory(executors),
+    ]
+    findings += [_reached(executors, at, make_reachable), *_clocks(executors)] if at else []
     return findings
 
 
@@ -298,13 +309,21 @@ def _java_of(executors: Sequence[TaskReport], here: DriverFacts, who: str) -> Fi
     return note("Java", f"{'; '.join(odd)}; here: {here.java}", "Use the same Java everywhere, if jobs fail in Java.")
 
 
-def _reached(executors: Sequence[TaskReport], at: str) -> Finding:
+def _shared_memory(executors: Sequence[TaskReport]) -> list[Finding]:
+    low = [report for report in executors if (report.shared_bytes or LOW_SHARED_BYTES) < LOW_SHARED_BYTES]
+    if not low:
+        return []
+    least = min(report.shared_bytes or 0.0 for report in low)
+    return [note("/dev/shm", f"{_hosts(low)}: {size(least)}; {NEEDS_SHARED}", MORE_SHARED)]
+
+
+def _reached(executors: Sequence[TaskReport], at: str, make_reachable: str) -> Finding:
     cut = _by([report for report in executors if report.reached_s is None], lambda report: report.unreached)
     if cut:
         what = "; ".join(
             f"{_hosts(reports)} cannot connect to the driver at {at}: {why}" for why, reports in cut.items()
         )
-        return problem("driver's port", what, MAKE_REACHABLE)
+        return problem("driver's port", what, make_reachable)
     took = span([report.reached_s or 0.0 for report in executors], duration)
     return ok("driver's port", f"{counted(len(executors), 'executor')} connected to the driver at {at} in {took}")
 
