@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+from collections.abc import Callable, Iterator
 
 import pytest
-from fake_launcher import CELL, Exit, FakeLauncher, FakeRank, Vanish, events_until, running
+from fake_launcher import CELL, Exit, FakeLauncher, FakeRank, OneByOne, Vanish, events_until, running
 from waiting import DEADLINE_S
 
 from sparkring.errors import MemberLost
@@ -15,7 +17,9 @@ from sparkring.gangs.execution import Execution
 from sparkring.gangs.inbox import QUEUE_MESSAGES
 from sparkring.history import events
 from sparkring.wire.channel import PREFIX, ChannelClosed, dial
-from sparkring.wire.messages import CellCode, GpuUsed, Hello, Output, Stack
+from sparkring.wire.messages import CellCode, Gather, GpuUsed, Hello, Output, Stack
+
+CALLS = ("barrier", "allGather")  # what each rank calls when they do not agree
 
 
 def ended(execution: Execution) -> bool:
@@ -170,6 +174,106 @@ def test_a_member_that_comes_twice(watch):
         found = events_until(lambda: execution.done, gang)
         assert [event.value for event in found if isinstance(event, events.RankFinished)] == ["2"]
         assert not gang.deaths
+
+
+@contextlib.contextmanager
+def one_by_one(cell: Callable[[FakeRank], object]) -> Iterator[tuple[OneByOne, gangs.Gang, Execution]]:
+    """Yield a launcher of two members, which the test starts, its gang, and an execution of the cell."""
+    launcher = OneByOne(cell)
+    with contextlib.closing(gangs.Gang(launcher, 2)) as gang:
+        gang.start()
+        yield launcher, gang, gang.submit(CELL)
+
+
+def until_missing(gang: gangs.Gang, *members: int) -> list[events.Event]:
+    return events_until(lambda: gang._members.missing == list(members), gang)
+
+
+def present(found: list[events.Event]) -> list[int]:
+    """Return how many members there are after each event that changes their number."""
+    change = {events.MemberJoined: 1, events.MemberLeft: -1}
+    return list(itertools.accumulate(change[type(event)] for event in found if type(event) in change))
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["an attempt that waits", "a later attempt"])
+def test_a_member_that_is_lost_before_all_are_up_is_replaced(watch, waits):
+    """Another attempt of its task takes its place, whether it connects before or after the loss."""
+    with one_by_one(lambda rank: rank.attempt) as (launcher, gang, execution):
+        first = launcher.join(0)
+        found = until_missing(gang, 1)
+        if waits:
+            launcher.join(0, 1)
+            found += events_until(lambda: gang._members._others, gang)
+        first.home.close()
+        if not waits:
+            found += until_missing(gang, 0, 1)
+            launcher.join(0, 1)
+        launcher.join(1)
+        found += events_until(lambda: execution.done, gang)
+        assert {event.rank: event.value for event in found if isinstance(event, events.RankFinished)} == {
+            0: "1",
+            1: "0",
+        }
+        assert present(found) == [1, 0, 1, 2]
+
+
+def test_another_attempt_never_becomes_a_second_member(watch):
+    """It waits until the gang ends. A member that is lost when all are up is not replaced."""
+
+    def cell(rank: FakeRank) -> None:
+        if rank.world.rank == 1:
+            raise Vanish
+        rank.interrupted.wait(DEADLINE_S)
+
+    with one_by_one(cell) as (launcher, gang, execution):
+        launcher.join(0)
+        launcher.join(1)
+        copy = launcher.join(1, 1)
+        found = events_until(lambda: execution.failed_rank is not None and gang._members._others, gang)
+        assert execution.failed_rank == 1
+        assert execution.failures[1].cause == "lost"
+        assert not copy.ended.is_set()
+        assert present(found) == [1, 2]
+    assert copy.ended.wait(DEADLINE_S)
+    assert not hasattr(copy, "world")
+
+
+def test_members_that_wait_too_long_give_back_what_they_hold(watch):
+    """All of them end. Late members of that launch are refused, and the next launch has new members."""
+    with one_by_one(lambda rank: rank.ticket.launch) as (launcher, gang, execution):
+        before, first = launcher.ticket, launcher.join(0)
+        found = until_missing(gang, 1)
+        launcher.short = True
+        found += events_until(lambda: launcher.ticket is not before and first.ended.is_set(), gang)
+        after, launcher.ticket = launcher.ticket, before
+        late = launcher.join(1)
+        found += events_until(late.ended.is_set, gang)
+        launcher.ticket = after
+        launcher.join(0)
+        launcher.join(1)
+        found += events_until(lambda: execution.done, gang)
+        assert [event.value for event in found if isinstance(event, events.RankFinished)] == ["1", "1"]
+        assert present(found) == [1, 0, 1, 2]
+        (notice,) = [event.text for event in found if isinstance(event, events.Notice)]
+        assert notice.startswith("1 of 2 ranks")
+
+
+def test_ranks_that_wait_for_each_other(watch):
+    """The driver answers when all ranks have called barrier() or allGather(), with their texts in order."""
+
+    def cell(rank: FakeRank) -> list[tuple[str, ...]]:
+        answers = []
+        for what, text in (("allGather", f"from {rank.world.rank}"), ("barrier", ""), (CALLS[rank.world.rank], "")):
+            rank.tell(Gather(what, text))
+            answer = rank.gathered.get(timeout=DEADLINE_S)
+            answers.append((answer.mismatch, *answer.texts))
+        return answers
+
+    with running(cell) as gang:
+        execution = gang.submit(CELL)
+        found = events_until(lambda: execution.done, gang)
+        values = {event.value for event in found if isinstance(event, events.RankFinished)}
+        assert values == {repr([(False, "from 0", "from 1"), (False, "", ""), (True, "", "")])}
 
 
 def test_a_silent_member_is_given_up(watch, monkeypatch):

@@ -13,6 +13,7 @@ import pyspark.sql
 import pytest
 
 import sparkring
+from sparkring.cluster.formation import Formation
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.session import find_cluster, find_java
 from sparkring.cluster.slots import Slots
@@ -138,7 +139,7 @@ def test_what_a_task_waits_for(monkeypatch: pytest.MonkeyPatch, total: int, busy
     found = Slots(total, busy, "local[6]", [], [f"a job: {busy}"], 0, 0)
     monkeypatch.setattr(spark_launcher, "slots", lambda *_, **__: found)
     stage, cluster = types.SimpleNamespace(ids=set), types.SimpleNamespace(shows_stages=True)
-    launcher = types.SimpleNamespace(_cluster=cluster, _stage=stage, _size=1, _spare=None, _data=None, _barrier=False)
+    launcher = types.SimpleNamespace(_cluster=cluster, _stage=stage, _size=1, _data=None, _formation=Formation.ORDINARY)
     assert spark_launcher.SparkLauncher.waits_for(launcher) == expected  # type: ignore[arg-type]
 
 

@@ -468,15 +468,22 @@ def test_too_few_slots_point_to_no_local_processes(barrier):
     assert "-n -99" not in str(caught.value)
 
 
+def test_frames_for_which_spark_has_no_barrier_stage(barrier, spark):
+    """After a union or a coalesce, Spark refuses one. The tasks are ordinary ones, and `context` works as usual."""
+    digits = spark.range(0, 4, 1, 2)
+    cell = "[row.id for row in rows], context.allGather(str(context.partitionId())), len(context.getTaskInfos())"
+    parts = [([0, 1], list("0123"), 4), ([2, 3], list("0123"), 4)]
+    assert barrier(cell, digits.union(digits)).values == parts * 2
+    assert barrier(cell, digits.coalesce(1)).values == [([0, 1, 2, 3], ["0"], 1)]
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda frame: frame.union(frame), r"`digits.repartition\(4\)`"),
-        (lambda frame: frame.coalesce(1), r"use `digits.repartition\(1\)`"),
         (lambda frame: frame.selectExpr("interval '1' year AS i"), "`i` is interval year, which Arrow cannot"),
         (lambda frame: frame.limit(0), "is empty"),
     ],
-    ids=["union", "coalesce", "column", "empty"],
+    ids=["column", "empty"],
 )
 def test_frames_that_spark_refuses(barrier, spark, make, said):
     """The error is a single line, and says what to do, if that is known."""

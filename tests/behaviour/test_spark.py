@@ -380,11 +380,9 @@ def test_a_java_that_has_ended_is_told(attempts):
     assert "Java process of the SparkSession has ended: restart the kernel" in text
 
 
-def test_dynamic_allocation_is_refused(attempts):
-    """Spark cannot run barrier stages while dynamic allocation is on."""
-    kind, text, *_ = attempts["dynamic allocation"]
-    assert kind == "LaunchError"
-    assert "spark.dynamicAllocation.enabled=false" in text
+def test_dynamic_allocation_in_local_mode(attempts):
+    """Spark ignores the setting there."""
+    assert attempts["dynamic allocation"][2] == [0]
 
 
 def test_a_fixed_port(attempts):

@@ -31,7 +31,7 @@ class Cluster(NamedTuple):
     url: str
     python: str
     workers: list[subprocess.Popen[bytes]]
-    add: Callable[[], object]
+    add: Callable[..., object]
 
 
 @pytest.hookimpl(trylast=True)  # after our own temporary folder has been made
@@ -177,8 +177,8 @@ def _workers(
     if gpus:
         work = ("--properties-file", _gpu_properties(folder, gpus), *work)
 
-    def add() -> Path:
-        return daemons.start("worker.Worker", *work)
+    def add(host: str = "127.0.0.1") -> Path:
+        return daemons.start("worker.Worker", "--host", host, *work)
 
     try:
         logs = [add() for _ in range(count)]

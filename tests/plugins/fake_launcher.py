@@ -29,6 +29,7 @@ from sparkring.wire.messages import (
     EnterWorld,
     Exited,
     Failed,
+    Gathered,
     GiveBack,
     GivenBack,
     Hello,
@@ -84,12 +85,14 @@ class FakeRank:
         self.interrupted = threading.Event()
         self.ended = threading.Event()
         self.requests: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        self.gathered: queue.SimpleQueue[Gathered] = queue.SimpleQueue()
         # As in a member, the end of a request is sent and the next one begins in one step. Otherwise, the request that
         # the driver takes for the current one could be given back.
         self.step = threading.RLock()
         self.busy, self.waiting = False, collections.deque[Run]()
         self.cell = cell
-        self.home.send(Hello(ticket.member, os.getpid(), "host", "127.0.0.1", "lo", 40_000, "", (), None))
+        hello = Hello(ticket.member, os.getpid(), "host", "127.0.0.1", "lo", 40_000, "", (), None)
+        self.home.send(hello._replace(launch=ticket.launch, attempt=ticket.attempt))
         self.threads = [threading.Thread(target=target) for target in (self.listen, self.work)]
         for thread in self.threads:
             thread.start()
@@ -116,6 +119,8 @@ class FakeRank:
                             self.begin_next()
                     case Interrupt() | EndItem():
                         self.interrupted.set()
+                    case Gathered():
+                        self.gathered.put(order)
                     case GiveBack():
                         self.give_back()
                     case TakeStack():
@@ -193,6 +198,29 @@ class FakeLauncher(Launcher):
             rank.home.close()
             for thread in rank.threads:
                 thread.join()
+
+
+class OneByOne(FakeLauncher):
+    """Starts nothing: the test calls join() for each member. It gives back what members hold if `short` is true."""
+
+    one_by_one = True
+
+    short = False
+
+    def start(self, size: int, ticket: Ticket) -> None:
+        self.ticket = ticket
+
+    def start_again(self, ticket: Ticket) -> float:
+        self.ticket, self.short = ticket, False
+        return 0.0
+
+    def gives_back(self, waited_s: float) -> bool:
+        return self.short
+
+    def join(self, member: int, attempt: int = 0) -> FakeRank:
+        """Start an attempt of the task of a member."""
+        self.ranks.append(FakeRank(self.ticket._replace(member=member, attempt=attempt), self.cell, attempt))
+        return self.ranks[-1]
 
 
 CELL = Request(Run(CellCode(""), parts=(b"",)), "plain")

@@ -176,7 +176,9 @@ class SparkLauncher(Launcher):
             if status is not None and status.active and status.tasks < self._size:
                 raise LaunchError(partitions_differ(status.tasks, self._size))
         limit_s = self._patience * max(JOIN_S, idle_s(self._cluster))
-        if waited_s < limit_s or _ask(self._stage.active_tasks, 0) == self._size:  # all have a slot, and are starting
+        if _ask(self._stage.active_tasks, 0) >= self._size:  # all have a slot and are starting, or some run twice
+            limit_s *= 3
+        if waited_s < limit_s:
             return False
         _, added_s, _ = _ask(self._cluster.ages_s, (math.inf,) * 3)
         return added_s > limit_s

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _HELP = """Start, list and stop warm gangs: ranks that stay up between cells.
 
-    %gang start -n -4       start four processes here; -n 4 starts four Spark barrier tasks, which keep their slots
+    %gang start -n -4       start four processes here; -n 4 starts four Spark tasks, which keep their slots
     %gang                   list the gangs
     %gang --stacks          show the stack of each rank
     %gang stop              stop all gangs; `stop local` or `stop spark` stops only that gang

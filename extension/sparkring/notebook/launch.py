@@ -61,7 +61,7 @@ _BARRIER_RANKS = Option(
     "--np",
     type=number_of_ranks,
     metavar="N",
-    help="number of ranks, each in a Spark barrier task; default: one for each partition of the DataFrame",
+    help="number of ranks, each in a Spark task; default: one for each partition of the DataFrame",
 )
 _BARRIER_DATA = Option(
     "--data",

@@ -72,7 +72,7 @@ class Options(SharedOptions):
 
     np: int = option(
         -1,
-        "-2: two processes on this machine; 2: two Spark barrier tasks; default: the warm gang, or -1 without a gang",
+        "-2: two processes on this machine; 2: two Spark tasks; default: the warm gang, or -1 without a gang",
         "NP",
         number_of_ranks,
     )
@@ -196,7 +196,7 @@ def check_least(who: str, options: SharedOptions) -> None:
 class GangOptions:
     """The options of a warm gang. `np` means the same as in Options."""
 
-    np: int = option(0, "-4: processes on this machine; 4: Spark barrier tasks", "NP", number_of_ranks)
+    np: int = option(0, "-4: processes on this machine; 4: Spark tasks", "NP", number_of_ranks)
     framework: str = option(
         "horovod",
         "the framework for %%ranks cells (default: horovod); other magics use their own",
