@@ -282,17 +282,17 @@ from sparkring.engine.stream.run import StreamSpec, start_stream
 gang = warm_gang.start(GangOptions(-2, "plain", 60.0, ()), print, print)
 SETUP, TRAIN = "\\nids, seen = [], 0", """
 import time
-time.sleep(0.01 if quick else 0.3)
+time.sleep(0.1)
 ids, seen = [*ids, batch_id], seen + batch["n"].sum()
 """
 
 def execute(source):
     return run_spec(RunSpec(Cell(source, {}), Options(np=-2), "plain", "test", source, gang), View()).values
 
-def stream(quick, **options):
+def stream(**options):
     frame = session.readStream.schema("n bigint").option("maxFilesPerTrigger", 1).parquet("files")
     chosen = StreamOptions(np=-2, quiet=True, sharded=True, checkpoint_dir="saved", max_restarts=3, **options)
-    return start_stream(StreamSpec(Cell(TRAIN, {"quick": quick}), frame, "frame", gang, chosen, "test", TRAIN))
+    return start_stream(StreamSpec(Cell(TRAIN, {}), frame, "frame", gang, chosen, "test", TRAIN))
 
 def after(run, count):
     while run.record.stream is None or run.record.stream.batches < count:
@@ -312,7 +312,7 @@ def test_a_stream(connected, tmp_path):
         os.utime(tmp_path / "files" / f"{number}.parquet", (number, number))
     script = STREAMS.replace('"files"', repr(str(tmp_path / "files"))).replace('"saved"', repr(str(tmp_path / "saved")))
     killed = connected(f"""{script}
-run = stream(False, save_every=2)
+run = stream(save_every=2)
 after(run, 1)
 os.kill(run.record.ranks[1].pid, signal.SIGKILL)
 after(run, 4)
@@ -321,12 +321,13 @@ time.sleep(1000)
 """)
     assert killed.until_said(r"^attempts (\d)$")[1] == "2"
     killed.process.kill()
+    killed.process.wait()
     again = connected(f"""{script}
-run = stream(True, save_every=2)
+run = stream(save_every=2)
 after(run, 1)
 run.stop()
 run.result()
-stream(True, available_now=True).result()
+stream(available_now=True).result()
 print("STATE", execute("\\nids, int(seen)"))
 print(len(session.streams.active), "queries")
 """)
