@@ -9,15 +9,16 @@ import sys
 import tempfile
 import time
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
 from sparkring.cluster import python
 from sparkring.cluster.survey import Directory, Questions, answer
-from sparkring.data.stage_task import Staging, stage
+from sparkring.data.stage_task import HandingOver, Staging, hand_over, stage
 from sparkring.executor import boot
 from sparkring.executor.orders import ModelOrder, SpareOrder, Ticket, decode, encode
-from sparkring.executor.tasks import task_for
+from sparkring.executor.tasks import batch_function_for, task_for
 from sparkring.worker.model.task import Scoring, score
 from sparkring.worker.spark_task import MemberTask, run_member
 
@@ -53,6 +54,51 @@ def test_tasks_need_no_sparkring(tmp_path):
         "2",
         "does not show the driver's file, so it is not shared with the driver",
     ]
+
+
+SERVER = """
+import pickle, sys
+from types import SimpleNamespace
+sys.modules["sparkring"] = None  # an import would fail
+import pyarrow
+
+class Frame:  # of two partitions, the second without rows
+    columns = ["a.b"]
+    def toDF(self, *names):
+        return self
+    def mapInArrow(self, task, columns):
+        rows = [pyarrow.RecordBatch.from_pydict({"0": [1, None]})]
+        self.rows = [row for part in (rows, []) for batch in task(part) for row in batch.to_pylist()]
+        return self
+    def collect(self):
+        return sorted((SimpleNamespace(**row) for row in self.rows), key=lambda row: row.part)
+
+pickle.load(sys.stdin.buffer)(Frame(), 7)
+"""
+
+
+def test_the_server_hands_over_a_batch(tmp_path):
+    """It waits until the ranks have taken the batch. If the notebook is silent, it fails, and removes what it wrote."""
+    rows, offers = tmp_path / "rows", tmp_path / "rows" / "offers"
+    offers.mkdir(parents=True)
+    (offers / "lease.json").write_text(json.dumps({"taken": 7}))
+    for taken in (True, False):
+        staging = Staging(str(rows), True, "", 0, ["a.b"], ["a.b"])
+        function = batch_function_for(hand_over, HandingOver(str(offers), True, staging, 0.2))
+        server = subprocess.run(
+            [sys.executable, "-c", SERVER], input=cloudpickle.dumps(function), capture_output=True, check=False
+        )
+        if not taken:
+            assert b"batch 7 was not taken: the notebook has been silent for 0.2 s" in server.stderr
+            assert not rows.exists()
+            return
+        assert server.returncode == 0, server.stderr
+        offer = json.loads((offers / "7-offer.json").read_text())
+        ((name, count),) = offer["pieces"]
+        assert (count, offer["nulls"]) == (2, ["a.b"])
+        assert pa.ipc.open_stream((rows / name).read_bytes()).read_all().to_pydict() == {"a.b": [1, None]}
+        (rows / name).unlink()
+        (offers / "lease.json").write_text(json.dumps({"taken": 6}))
 
 
 @pytest.mark.parametrize("order", [TICKET, SPARE, MODEL])
