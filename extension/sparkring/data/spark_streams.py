@@ -132,7 +132,7 @@ def nullable(schema: pa.Schema | None) -> list[str]:
 Train = Callable[[StoredRows, int, float], None]
 
 
-class Feed(Protocol):
+class BatchFeed(Protocol):
     """How the micro-batches of a query reach this process.
 
     foreachBatch() gets `function`, with rows of `frame`. follow() returns when the query has ended or is to end. Until
@@ -149,7 +149,7 @@ class Feed(Protocol):
 
 
 class Calls:
-    """A Feed for classic sessions, which call functions of this process."""
+    """A BatchFeed for classic sessions, which call functions of this process."""
 
     def __init__(self, frame: DataFrame, stager: Stager, train: Train, stops: Callable[[], bool]) -> None:
         self.frame = frame
@@ -195,7 +195,7 @@ class Calls:
 
 
 def run_query(
-    feed: Feed,
+    feed: BatchFeed,
     *,
     name: str,
     checkpoint: Location | None,

@@ -81,7 +81,7 @@ def _rows(file: Location) -> int:
 
 
 class Offers:
-    """A Feed for Spark Connect. Tasks write the rows to `folder`, and the server offers each micro-batch there."""
+    """A BatchFeed for Spark Connect. Tasks write the rows to `folder`, and the server offers each micro-batch there."""
 
     def __init__(self, frame: DataFrame, folder: Location, train: Train, stops: Callable[[], bool]) -> None:
         self.frame = for_arrays(frame)
