@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparkring.cluster.session import cluster_of
 from sparkring.data.materialise import cache_folder
 from sparkring.data.micro_batches import StoredRows
-from sparkring.data.spark_streams import ANSWERS_S, Calls, BatchFeed, Stager, check_stream, run_query, waiting_rows
+from sparkring.data.spark_streams import ANSWERS_S, BatchFeed, Calls, Stager, check_stream, run_query, waiting_rows
 from sparkring.data.stream_offers import Offers, check_shared
 from sparkring.engine.stream.options import StreamOptions
 from sparkring.engine.stream.replay_log import ReplayLog
