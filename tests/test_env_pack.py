@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from sparkring.capture import environment
+from sparkring.engine.run import environments
 from sparkring.errors import LaunchError
 from sparkring.executor import environment as there
 from sparkring.executor.environment import EnvironmentOrder, unpacked_environment
@@ -149,3 +150,13 @@ def test_environments_that_cannot_be_used(site, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="others can enter it"):
         unpacked_environment(whole)
     root.chmod(0o700)
+
+
+def test_a_dry_run_shows_it(site):
+    """The archive is not made. Where ranks run this Python, there is none."""
+    place = SimpleNamespace(may_lack_packages=lambda: True)
+    (row,) = environments.environment_estimate(place)
+    assert (row.name, row.travels, row.size_bytes) == ("environment", "by value", environment.known().size_bytes)
+    place.may_lack_packages = lambda: False
+    assert environments.environment_estimate(place) == ()
+    assert environments.packed_environment(place) is None

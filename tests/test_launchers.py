@@ -16,6 +16,7 @@ from sparkring.engine.run.api import run_spec
 from sparkring.engine.run.gang_selection import gang_for
 from sparkring.engine.run.options import GangOptions, Options
 from sparkring.engine.run.spec import Call, RunSpec
+from sparkring.errors import OptionsError
 from sparkring.history.describe.run import facts
 from sparkring.launchers import PLACES, place_of, slots_table
 from sparkring.launchers.base import ItemRoom, Launcher, LaunchRequest, Place
@@ -68,6 +69,8 @@ def test_a_warm_gang_in_a_place_from_outside(threads: Place) -> None:
         assert gang_for(Options(2, place_name="threads")) is gang
         assert gang_for(Options(2)) is None
         assert gang_for(Options(-2)) is None
+        with pytest.raises(OptionsError, match="--env-pack"):  # its ranks run another Python
+            gang_for(Options(2, place_name="threads", env_pack=True))
         assert parse("stop threads").where == "threads"
         assert warm_gang.stop("spark") == []
     finally:

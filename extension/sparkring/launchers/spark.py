@@ -29,15 +29,18 @@ from sparkring.cluster.formation import (
     refuses_barrier,
 )
 from sparkring.cluster.java_errors import line_with, root_cause
+from sparkring.cluster.jobs import interruptibly
 from sparkring.cluster.python import SET_PYTHON, executors_python, lacking_package, wrong_python
 from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.executor.environment import EnvironmentOrder
 from sparkring.executor.orders import Ticket
 from sparkring.executor.tasks import Task, task_for
+from sparkring.history import describe
 from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
 from sparkring.launchers.base import Launcher, LaunchRequest
+from sparkring.runtime.kernel import tell
 from sparkring.worker.member import gpus
 from sparkring.worker.spark_task import MemberTask, partitions_differ, run_member
 
@@ -106,7 +109,8 @@ class SparkLauncher(Launcher):
             self.give_up_after_s = ORDINARY_GIVE_UP_S
         self._environment_order: EnvironmentOrder | None = None
         if (pack := request.environment_pack) is not None:
-            archive = self._cluster.send_file(pack.path)
+            what = f"sending the environment to the executors ({describe.size(pack.size_bytes)})"
+            archive = interruptibly(cluster, what, lambda: cluster.send_file(pack.path), tell)
             self._environment_order = EnvironmentOrder(archive, pack.lock, get_platform(), pack.unpacked_bytes)
         self._gpus = request.gpus
         self.pins_gpus = request.gpus == 0 or gpus_per(self._cluster, "task") > 0
@@ -275,7 +279,8 @@ class SparkLauncher(Launcher):
             return f"Spark has {counted(capacity.total, 'task slot')} so far"
         if not capacity.busy or capacity.free >= self._size:
             first = f"computes what `{self._data.name}` depends on, and then starts" if self._data else "is starting"
-            return f"Spark {first} the tasks"
+            then = "" if self._environment_order is None else ", and the executors unpack the environment"
+            return f"Spark {first} the tasks{then}"
         held = "; ".join(capacity.holders)
         if self._formation is Formation.ORDINARY:
             return f"{capacity.busy} of {counted(capacity.total, 'task slot')} are busy ({held})"
