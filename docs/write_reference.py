@@ -62,9 +62,8 @@ SETTINGS = {
     "SPARKRING_SPARE": "`0` turns [spare processes](cells.md#spare-processes) off.",
     "SPARKRING_RANK": 'The rank. Set on the ranks of `%%barrier` and of `framework="plain"`.',
     "SPARKRING_SIZE": "The number of ranks. Set on the same ranks.",
-    "spark.sparkring.driver.port": "A setting of the SparkSession: the port on which the driver listens for members; "
-    "with %%foreach, the first of several. "
-    "Default: any free port.",
+    "spark.sparkring.driver.port": "A setting of the SparkSession: the port on which the driver listens, "
+    "for all gangs, predictions and `%doctor`. Default: any free port.",
     "spark.sparkring.driver.host": "A setting of a session of Spark Connect, also by `spark.conf.set()`: the address "
     "at which executors reach the notebook. Default: this machine's address on the way to the server.",
 }

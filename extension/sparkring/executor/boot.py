@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -56,13 +55,12 @@ def use_temporary_folder() -> None:
     with contextlib.suppress(FileNotFoundError):
         tempfile.gettempdir()
         return
-    for variable in ("SPARK_LOCAL_DIRS", "LOCAL_DIRS", "SPARK_EXECUTOR_DIRS"):  # Spark's, YARN's, and standalone's
-        for folder in re.split("[,:]", os.environ.get(variable, "")):
-            if os.access(folder, os.W_OK | os.X_OK):
-                while len(folder) > SHORT and os.access(above := os.path.dirname(folder), os.W_OK | os.X_OK):
-                    folder = above
-                tempfile.tempdir = os.environ["TMPDIR"] = folder
-                return
+    for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):  # Spark sets it for its Python workers everywhere
+        if os.access(folder, os.W_OK | os.X_OK):
+            while len(folder) > SHORT and os.access(above := os.path.dirname(folder), os.W_OK | os.X_OK):
+                folder = above
+            tempfile.tempdir = os.environ["TMPDIR"] = folder
+            return
 
 
 def start(
