@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import math
+import os
 import pickle
 import select
 import socket
@@ -447,3 +448,17 @@ def test_closing_needs_no_connection(watch, monkeypatch):
     if is_stuck := closing.is_alive():
         channel.wake(found.listener._sock)
     assert not is_stuck
+
+
+def test_a_forked_process_leaves_the_port_to_its_parent(door):
+    """A process that the notebook has forked can close its copies of listeners, and listen on ports of its own."""
+    if (pid := os.fork()) == 0:
+        door.listener.close()
+        other = Door()
+        other.listener.close()
+        os._exit(other.listener.port == door.listener.port)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    connection = dial("127.0.0.1", door.listener.port, SECRET)
+    connection.send(Beat())
+    assert connection.receive() == UserMessage("answer to Beat")
+    connection.close()

@@ -345,7 +345,7 @@ class _Port:
         self._address = host, port
         self._unproved: dict[socket.socket, threading.Thread] = {}  # oldest first
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -367,9 +367,9 @@ class _Port:
                 if listener in self.listeners:
                     self.listeners.remove(listener)
                 ending = dict(listener.open)
-                if last := not (self.listeners or self._closed):
+                if last := not (self.listeners or self.closed):
                     ending |= self._unproved
-                    self._closed = True
+                    self.closed = True
             if last:
                 del _ports[self._address]
                 wake(self._sock)
@@ -385,12 +385,12 @@ class _Port:
             try:
                 sock, _ = self._sock.accept()
             except OSError:  # the peer has gone, or this process has too many open files
-                if self._closed:
+                if self.closed:
                     return
                 time.sleep(ACCEPT_AGAIN_S)
                 continue
             with self._lock:
-                if self._closed:
+                if self.closed:
                     sock.close()
                     return
                 thread = threading.Thread(target=self._serve, args=(sock,), name="sparkring-connection", daemon=True)
@@ -444,6 +444,8 @@ _opening = threading.Lock()
 def _forget_ports() -> None:
     """Leave the ports to the parent of this forked process, which has the threads."""
     global _opening
+    for port in _ports.values():
+        port.closed = True  # so that nothing here shuts down the socket, which is the parent's, too
     _ports.clear()
     _opening = threading.Lock()
 
