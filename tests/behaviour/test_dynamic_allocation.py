@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 from typing import Any
 
 import psutil
@@ -122,16 +124,15 @@ def answers(text: str) -> dict[str, Any]:
     return found
 
 
-def members(workers: list[Any]) -> list[psutil.Process]:
-    """Return the processes that the tasks on these workers have started as members."""
-    below = [process for worker in workers for process in psutil.Process(worker.pid).children(recursive=True)]
-    return [process for process in below if process.cmdline()[-1:] == ["sparkring.worker.member.member"]]
-
-
-def tops(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Return those that are not children of another one, since a rank is forked by its member."""
-    pids = {process.pid for process in processes}
-    return [process for process in processes if process.ppid() not in pids]
+def members(workers: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Return the ids of the members that tasks on these workers have started. Their ranks are not among them."""
+    parents = {}
+    for worker in workers:
+        for process in psutil.Process(worker.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                if process.cmdline()[-1:] == ["sparkring.worker.member.member"]:
+                    parents[process.pid] = process.ppid()
+    return [pid for pid, parent in parents.items() if parent not in parents]
 
 
 @pytest.mark.slow
@@ -147,8 +148,8 @@ def test_rings_under_dynamic_allocation(driver, lonely_master):
         + "session.stop()\nprint('ANSWERS', json.dumps(answers))\n"
     )
     script.until_said("JOINED 2")
-    until(lambda: len(tops(members(lonely_master.workers))) == 2, "two members run")
-    os.kill(tops(members(lonely_master.workers))[0].pid, signal.SIGKILL)
+    until(lambda: len(members(lonely_master.workers)) == 2, "two members run")
+    os.kill(members(lonely_master.workers)[0], signal.SIGKILL)
     script.until_said("(?s)JOINED 2.*JOINED 1.*JOINED 2")
     lonely_master.add("127.0.0.2")
     found = answers(script.wait())
