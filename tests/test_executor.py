@@ -41,7 +41,7 @@ def test_tasks_need_no_sparkring(tmp_path):
     questions = Questions(None, b"", {"numpy": ("numpy",)}, Directory(str(tmp_path), True, "file", b""))
     tasks = [
         task_for(python._executable, None),
-        task_for(run_member, MemberTask(b"archive", TICKET, {}, None, 0, None)),
+        task_for(run_member, MemberTask(b"archive", TICKET, {}, None, 0, False, None)),
         task_for(stage, Staging(str(tmp_path), True, "0", 1000, ["x"])),
         task_for(answer, questions),
         task_for(score, Scoring(MODEL, None, None, 10, [])),

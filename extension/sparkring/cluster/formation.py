@@ -69,7 +69,7 @@ def most_slots(cluster: Cluster) -> tuple[float, str]:
     limits = [(math.inf, "")]
     if cores and cluster.master.startswith("spark:"):
         limits.append((int(cores) // int(cluster.setting("spark.task.cpus", "1")), f"spark.cores.max={cores}"))
-    if executors and (each := executor_slots(cluster)):
-        words = f"spark.dynamicAllocation.maxExecutors={executors} with {each} in each executor"
-        limits.append((int(executors) * each, words))
+    if executors and (in_one := executor_slots(cluster)):
+        words = f"spark.dynamicAllocation.maxExecutors={executors} with {in_one} in each executor"
+        limits.append((int(executors) * in_one, words))
     return min(limits)
