@@ -51,6 +51,7 @@ import sets  # noqa: E402
 import start  # noqa: E402
 import streams  # noqa: E402
 import training  # noqa: E402
+import tunnel  # noqa: E402
 import values  # noqa: E402
 import warm  # noqa: E402
 from harness import Effort, Row, say, table  # noqa: E402
@@ -72,6 +73,7 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "arrays": warm.arrays,
     "lines": warm.lines,
     "torchrun": warm.torch,
+    "tunnel": tunnel.ways,
     "reading": reading.parquet,
     "together": reading.together,
     "tfrecord": reading.tfrecord,

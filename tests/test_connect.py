@@ -337,3 +337,32 @@ print(len(session.streams.active), "queries")
     assert f"STATE [({ids}, {4 * sum(ids)}), ({ids}, {5 * sum(ids)})]" in text
     assert "0 queries" in text
     assert not list(tmp_path.glob("saved/_stream-*/batches/*"))
+
+
+def test_rings_that_cannot_reach_the_notebook(attempts):
+    """Messages go through Spark jobs, and the relay has ended afterwards."""
+    some = ("barrier", "partitions_of_a_frame", "an_error", "a_warm_gang", "jobs_afterwards")
+    rings = [part for part in RINGS.split("@attempt") if part.startswith(tuple(f"\ndef {name}(" for name in some))]
+    unreachable = 'session.conf.set("spark.sparkring.driver.host", "127.0.0.2")\n'
+    answers = attempts(unreachable + "".join(f"@attempt{part}" for part in rings))
+    assert answers.pop("barrier") == [[0, ["0", "1"], []], [1, ["0", "1"], []]]
+    thirds = answers.pop("partitions_of_a_frame")
+    assert (len(thirds), sum(thirds)) == (3, 4005)
+    assert "→ 4      1 / 0" in answers.pop("an_error")
+    assert answers.pop("a_warm_gang") == [10, 20]
+    assert answers == {"jobs_afterwards": 90}
+
+
+def test_a_killed_notebook_that_cannot_be_reached_leaves_nothing(connected):
+    """The relay exits when nobody has asked it for a while, which ends the ranks."""
+    driver = connected("""
+session.conf.set("spark.sparkring.driver.host", "127.0.0.2")
+run("import os, time\\nprint(os.getpid(), flush=True)\\ntime.sleep(1000)", 2)
+""")
+    pids = [int(driver.until_said(rf"^\[{rank}\] (\d+)$")[1]) for rank in (0, 1)]
+    relays = [
+        one.pid for one in psutil.process_iter(["cmdline"]) if "sparkring.worker.relay" in (one.info["cmdline"] or ())
+    ]
+    assert relays
+    driver.process.kill()
+    until(lambda: not any(map(psutil.pid_exists, pids + relays)), "the ranks and the relay have ended")

@@ -329,8 +329,8 @@ def test_executors_that_are_alike():
         (
             {"reached_s": None, "unreached": "timed out"},
             "driver's port",
-            "problem",
-            "b cannot connect to",
+            "note",
+            "b cannot connect to the driver at 10.0.0.1:4040: timed out; so messages go through Spark jobs",
         ),
         ({"shared_bytes": 64e6}, "/dev/shm", "note", "1 executor on b: 64"),
         ({"clock_s": -30.0}, "clocks", "note", "30 s ahead of this machine"),

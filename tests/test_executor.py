@@ -17,22 +17,25 @@ from sparkring.cluster import python
 from sparkring.cluster.survey import Directory, Questions, answer
 from sparkring.data.stage_task import HandingOver, Staging, hand_over, stage
 from sparkring.executor import boot
-from sparkring.executor.orders import ModelOrder, SpareOrder, Ticket, decode, encode
+from sparkring.executor.orders import ModelOrder, RelayOrder, SpareOrder, Ticket, decode, encode
 from sparkring.executor.tasks import batch_function_for, task_for
 from sparkring.worker.model.task import Scoring, score
+from sparkring.worker.relay_task import Exchange, RelayStart, exchange, start_relay
 from sparkring.worker.spark_task import MemberTask, run_member
 
 TICKET = Ticket(3, "host", 1, "secret", gpus=["0"], rows=7)
 SPARE = SpareOrder(["torch"], True, 1.0, 2)
 MODEL = ModelOrder("key", "token", ["path"], {"A": "1"}, 0.3, report={"port": 1}, gpus=["0"])
+RELAY = RelayOrder("00", 1.0)
 ALONE = """
 import pickle, sys
 sys.modules["sparkring"] = None  # an import would fail
 import pyarrow
-where, member, staging, survey, scoring = pickle.load(sys.stdin.buffer)
-print(*where([]), [task.__name__ for task in (member, staging, survey, scoring)])
+where, member, staging, survey, scoring, relay, ask = pickle.load(sys.stdin.buffer)
+print(*where([]), [task.__name__ for task in (member, staging, survey, scoring, relay, ask)])
 print(*(row.to_pylist()[0]["rows"] for row in staging([pyarrow.RecordBatch.from_pydict({"x": [1, None]})])))
 print(*(report["directory"] for report in survey([])), *scoring([]))
+print(*ask([]))
 """
 
 
@@ -45,14 +48,17 @@ def test_tasks_need_no_sparkring(tmp_path):
         task_for(stage, Staging(str(tmp_path), True, "0", 1000, ["x"])),
         task_for(answer, questions),
         task_for(score, Scoring(MODEL, None, None, 10, [])),
+        task_for(start_relay, RelayStart(b"archive", "127.0.0.1", RELAY)),
+        task_for(exchange, Exchange("127.0.0.1", 1, b"token", 1, 1, 0.0, {}, b"")),
     ]
     alone = subprocess.run(
         [sys.executable, "-c", ALONE], input=cloudpickle.dumps(tasks), capture_output=True, check=True
     )
     assert alone.stdout.decode().splitlines() == [
-        f"{sys.executable} ['run_member', 'stage', 'answer', 'score']",
+        f"{sys.executable} ['run_member', 'stage', 'answer', 'score', 'start_relay', 'exchange']",
         "2",
         "does not show the driver's file, so it is not shared with the driver",
+        """b'{"error": "the relay at 127.0.0.1:1: Connection refused"}'""",
     ]
 
 
@@ -101,7 +107,7 @@ def test_the_server_hands_over_a_batch(tmp_path):
         (offers / "lease.json").write_text(json.dumps({"taken": 6}))
 
 
-@pytest.mark.parametrize("order", [TICKET, SPARE, MODEL])
+@pytest.mark.parametrize("order", [TICKET, SPARE, MODEL, RELAY])
 def test_orders_are_one_line(order):
     line = encode(order, first=["a"], detached=True)
     assert line.count(b"\n") == 1

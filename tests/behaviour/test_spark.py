@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shutil
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from rings import READY, ready
 from waiting import until
 
 import sparkring
@@ -26,13 +28,15 @@ from sparkring.cluster.base import Address
 from sparkring.cluster.classic import Classic
 from sparkring.cluster.session import cluster_of
 from sparkring.cluster.slots import Slots, _promised, slots
-from sparkring.errors import LaunchError, SlotsError
+from sparkring.engine.doctor import spark as doctor
+from sparkring.engine.predictions import queries
+from sparkring.engine.run import warm_gang
+from sparkring.errors import RunFailed, SlotsError
 from sparkring.executor.handshake import GREETING
+from sparkring.launchers import PLACES, tunnel
 from sparkring.worker import spark_task
 
-UNREACHED = (
-    r"^the executor on \S+ cannot connect to the driver at 127\.0\.0\.2:\d+: Connection refused\. Set spark\.driver"
-)
+UNREACHED = r"^the executor on \S+ cannot connect to the driver at 127\.0\.0\.2:\d+: Connection refused\. "
 
 CASES = """
 import json, socket, sys
@@ -151,7 +155,11 @@ os.environ["PYSPARK_PYTHON"] = {python!r}
 sys.path.insert(0, {site!r})
 import numpy
 import sparkring
+from sparkring.engine.doctor import spark as doctor
+from sparkring.engine.predictions import queries
+from sparkring.engine.run import warm_gang
 from sparkring.errors import LaunchError, RunFailed, SlotsError
+from sparkring.launchers import PLACES, tunnel
 session = spark({url!r}, **{{"spark.cores.max": "2"}})
 try:
     run("rank", 0)
@@ -281,23 +289,95 @@ def test_an_executor_that_was_just_lost_is_waited_for(tasks, spark, capsys):
         assert "s for executors: Spark lost one " in said
 
 
-@pytest.mark.parametrize(("framework", "options"), [("plain", {}), ("barrier", {}), ("plain", {"max_restarts": 2})])
-def test_members_that_cannot_reach_the_driver(tasks, monkeypatch, framework, options):
-    """The error says the sentence that %doctor says, and the run does not try again."""
+@pytest.fixture
+def unreachable(monkeypatch):
+    """Executors cannot connect to this process."""
     monkeypatch.setattr(Classic, "address", lambda cluster: Address("127.0.0.2", "127.0.0.1", 0))
-    with pytest.raises(LaunchError, match=UNREACHED) as caught:
-        tasks.run("rank", 2, framework=framework, **options)
-    assert type(caught.value) is LaunchError
+
+
+@pytest.mark.parametrize("options", [{}, {"max_restarts": 2}])
+def test_members_that_cannot_reach_the_driver(tasks, unreachable, options):
+    """Without a slot for the jobs that carry messages, the launch is refused, and does not try again."""
+    with pytest.raises(SlotsError, match=UNREACHED) as caught:
+        tasks.run("rank", 4, **options)
+    assert "Use -n 3, or add executors or cores. Set spark.driver.host" in str(caught.value)
     assert len(tasks.view.record.attempts) <= 1
 
 
-def test_other_launches_that_cannot_reach_the_driver(spark, spark_gang, monkeypatch):
-    """Warm gangs and items say it, too."""
-    monkeypatch.setattr(Classic, "address", lambda cluster: Address("127.0.0.2", "127.0.0.1", 0))
-    with pytest.raises(LaunchError, match=UNREACHED):
-        spark_gang.start(2)
-    with pytest.raises(LaunchError, match=UNREACHED):
-        sparkring.foreach(str, [1, 2], np=2)
+def test_rings_through_spark_jobs(tasks, unreachable, capsys):
+    """If executors cannot connect, messages go through Spark jobs. The user is told once."""
+    tunnel._explained.clear()
+    assert tasks.run("print('seen', rank)\nrank", 2).values == [0, 1]
+    assert {line.text for line in tasks.view.record.recent} == {"seen 0", "seen 1"}
+    told = capsys.readouterr().err
+    assert re.search(UNREACHED, told.removeprefix("sparkring: "))
+    assert told.count("messages go through Spark jobs") == 1
+    with pytest.raises(RunFailed, match="→ 3  1 / rank"):
+        tasks.run("x = 1\n1 / rank", 2)
+    blob = os.urandom(20_000_000)
+    assert tasks.run("blob", 1, namespace={"blob": blob}).values == [blob]
+    assert tasks.run("context.allGather(str(rank))", 2, framework="barrier").values == [["0", "1"]] * 2
+    kill = "import os, time\nos.kill(os.getpid(), 9) if rank else time.sleep(1000)"
+    with pytest.raises(RunFailed, match="killed by SIGKILL"):
+        tasks.run(kill, 2)
+    assert "messages go" not in capsys.readouterr().err
+    until(lambda: not tunnel._tunnels, "the tunnel has ended")
+
+
+@pytest.mark.extended("launcher", "the restarts of test_restarts.py")
+def test_a_restart_through_spark_jobs(tasks, unreachable, tmp_path):
+    once = f"""
+        import os, time
+        marker = {str(tmp_path / "marker")!r}
+        first = not os.path.exists(marker)
+        context.allGather("looked")
+        if first and rank:
+            open(marker, "w").close()
+            os.kill(os.getpid(), 9)
+        time.sleep(1000 if first else 0)
+        rank
+    """
+    assert tasks.run(once, 2, framework="barrier", max_restarts=1).values == [0, 1]
+
+
+def test_other_launches_through_spark_jobs(spark, spark_gang, unreachable):
+    """Warm gangs, Stop on them, and items. A pool leaves a slot for the jobs."""
+    spark_gang.start(2)
+    assert spark_gang.values("kept = rank") == [None, None]
+    spark_gang.view.on_refresh = lambda record: signal.raise_signal(signal.SIGINT) if ready(2)(record) else None
+    with pytest.raises(KeyboardInterrupt, match="stays up"):
+        spark_gang.cell(f"{READY}\nimport time; time.sleep(1000)")
+    spark_gang.view.on_refresh = lambda record: None
+    assert spark_gang.values("kept") == [0, 1]
+    warm_gang.stop("spark")
+    assert list(sparkring.foreach(str, range(6), np=4).values) == [str(item) for item in range(6)]
+
+
+def test_what_the_doctor_finds_about_the_way(spark, unreachable, capsys):
+    """Later launches know it, -n 0 leaves a slot, and queries with predictions say that they are not shown."""
+    cluster = cluster_of(spark)
+    tunnel.note_reach(cluster, "")
+    assert PLACES["spark"].every_slot() == 4
+    (found,) = [one for one in doctor.check(None, str).findings if one.topic == "driver's port"]
+    assert (found.level, found.advice) == ("note", cluster.reachable_by)
+    assert re.search(
+        r"cannot connect to the driver at 127\.0\.0\.2:\d+: Connection refused\.", tunnel.why_needed(cluster)
+    )
+    assert PLACES["spark"].every_slot() == 3
+    for _ in range(2):
+        assert queries.watch(cluster, "title", "code") is None
+    assert capsys.readouterr().err.count("have no live view") == 1
+
+
+@pytest.mark.forked("torch")
+def test_horovod_through_spark_jobs(tasks, unreachable):
+    """Horovod's rendezvous store is beside the relay."""
+    cell = """
+        import horovod.torch as hvd, torch
+        hvd.init()
+        float(hvd.allreduce(torch.ones(1) * (rank + 1), op=hvd.Sum))
+    """
+    assert tasks.run(cell, 2, framework="horovod").values == [3.0, 3.0]
 
 
 def test_why_the_driver_cannot_be_reached(monkeypatch):

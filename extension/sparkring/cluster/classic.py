@@ -18,7 +18,7 @@ from sparkring.cluster import plans
 from sparkring.cluster.base import Address, Cluster, Grouping, ParquetFiles, StageStatus
 from sparkring.executor.archive import archive
 from sparkring.executor.artifacts import Artifact
-from sparkring.executor.orders import PORT_SETTING
+from sparkring.executor.orders import HOST_SETTING, PORT_SETTING
 from sparkring.executor.tasks import Task
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Classic(Cluster):
     def address(self) -> Address:
         host = LOOPBACK if self.is_local else self.setting("spark.driver.host", LOOPBACK)
         bind_host = LOOPBACK if self.is_local else self.setting("spark.driver.bindAddress", host)
+        host = self.setting(HOST_SETTING, host)
         # Spark writes IPv6 addresses in brackets.
         return Address(host.strip("[]"), bind_host.strip("[]"), int(self.setting(PORT_SETTING) or 0))
 

@@ -24,7 +24,7 @@ SPARK_SCHEMA = b"sparkring.spark"
 # The exit code of a member that could not connect to the driver. The Spark task then finds out why.
 UNREACHED = 69
 PORT_SETTING = "spark.sparkring.driver.port"
-HOST_SETTING = "spark.sparkring.driver.host"  # for Spark Connect, where spark.driver.host is the server's
+HOST_SETTING = "spark.sparkring.driver.host"  # if it differs from spark.driver.host, the server's with Spark Connect
 MAKE_REACHABLE = (
     f"Set spark.driver.host to an address of this machine that they can reach, or {PORT_SETTING} to a port that the "
     "firewall lets through, before the session starts."
@@ -94,6 +94,21 @@ class ModelOrder(NamedTuple):
     folder: str = ""
     lock: int = -1
     gpus: Sequence[str] = ()
+
+
+class RelayOrder(NamedTuple):
+    """What a relay should do: carry the connections of members, for whoever knows the `token` (hexadecimal).
+
+    It exits when nobody has asked it for `lease_s`. The task that starts the process fills in the last fields: the
+    address to listen on, the descriptor of the socket on which it is asked, and the folder with its code,
+    which it removes.
+    """
+
+    token: str
+    lease_s: float
+    host: str = ""
+    listener: int = -1
+    folder: str = ""
 
 
 def sent(order: Any) -> Any:

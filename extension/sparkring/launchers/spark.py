@@ -35,11 +35,12 @@ from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, g
 from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.executor.environment import EnvironmentOrder
 from sparkring.executor.orders import Ticket
-from sparkring.executor.tasks import Task, task_for
+from sparkring.executor.tasks import task_for
 from sparkring.history import describe
 from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
 from sparkring.launchers.base import Launcher, LaunchRequest
+from sparkring.launchers.tunnel import TunnelRoute, why_needed
 from sparkring.runtime.kernel import tell
 from sparkring.worker.member import gpus
 from sparkring.worker.spark_task import MemberTask, partitions_differ, run_member
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from sparkring.cluster.base import Cluster
 
 _Answer = TypeVar("_Answer")
+_UNREACHED = "ConnectionError: sparkring: "  # how the error of a barrier stage names a member that cannot connect
 
 COUNT_EVERY_S = 1.0
 CANCEL_S, CANCEL_AGAIN_S = 10.0, 0.2  # for how long, and how often, stop() cancels the stage
@@ -115,6 +117,7 @@ class SparkLauncher(Launcher):
         self._gpus = request.gpus
         self.pins_gpus = request.gpus == 0 or gpus_per(self._cluster, "task") > 0
         self.host, self.bind_host, self.port = self._cluster.address()
+        self._route = TunnelRoute(self._cluster)
 
     @property
     def one_by_one(self) -> bool:  # type: ignore[override]
@@ -134,27 +137,31 @@ class SparkLauncher(Launcher):
             order = MemberTask(
                 archive, ticket, self._environment, self._gpus, ring, False, schema, self._environment_order
             )
+            if unreached := why_needed(self._cluster):
+                self._route.open(ticket.port, unreached)
             while True:
-                barrier = self._formation is Formation.BARRIER
+                barrier, unreached = self._formation is Formation.BARRIER, ""
                 try:
-                    task = task_for(run_member, order._replace(barrier=barrier))
-                    values = self._run_stage(size, task, barrier=barrier)
+                    ticket = self._route.ticket(order.ticket)
+                    unreached = self._run_stage(size, order._replace(ticket=ticket, barrier=barrier))
                 except Exception as error:
                     if barrier and refuses_barrier(str(error)):
                         self._formation = Formation.ORDINARY
                         continue
                     if self._next is None:
                         raise
-                else:
-                    if self._next is None:
-                        break
-                self._cancel_at = math.inf
-                if self._stopping.wait(self._pause_s):
-                    return
-                order, self._next = order._replace(ticket=self._next), None
-            unreached = next((value for value in values if isinstance(value, str)), "")
-            if unreached:
-                self._error = LaunchError(f"{unreached} {self._cluster.reachable_by}")
+                if self._next is None and not unreached:
+                    break
+                if unreached and self._route.is_open:
+                    both = "executors can connect neither to this machine nor to one another"
+                    raise LaunchError(f"{both}: {unreached} {self._cluster.reachable_by}")
+                if unreached:
+                    self._route.open(order.ticket.port, unreached)
+                if self._next is not None:
+                    self._cancel_at = math.inf
+                    if self._stopping.wait(self._pause_s):
+                        return
+                    order, self._next = order._replace(ticket=self._next), None
         except Exception as error:  # problem() reports it, whatever it is
             self._error = error
             if lacking_package(str(error)):
@@ -162,12 +169,21 @@ class SparkLauncher(Launcher):
         finally:
             self._ended = True
 
-    def _run_stage(self, size: int, task: Task, *, barrier: bool) -> Sequence[object]:
-        if self._data is None:
-            return self._cluster.collect(size, task, barrier=barrier)
-        with self._cluster.own_python():
-            stage = self._data.stage(size, task, barrier=barrier)
-        return list(stage.collect())
+    def _run_stage(self, size: int, order: MemberTask) -> str:
+        """Run the members until they exit. If one could not connect to the ticket's address, return why."""
+        task = task_for(run_member, order)
+        try:
+            if self._data is None:
+                values: Sequence[object] = self._cluster.collect(size, task, barrier=order.barrier)
+            else:
+                with self._cluster.own_python():
+                    stage = self._data.stage(size, task, barrier=order.barrier)
+                values = stage.collect()
+        except Exception as error:  # Spark, py4j and grpc raise various errors
+            if _UNREACHED not in str(error):
+                raise
+            return line_with(str(error), _UNREACHED).partition("sparkring: ")[2]
+        return next((value for value in values if isinstance(value, str)), "")
 
     def gives_back(self, waited_s: float) -> bool:
         if self._formation is Formation.BARRIER or self._next is not None or self._size == 1:
@@ -219,6 +235,8 @@ class SparkLauncher(Launcher):
         # Spark restarts a lost task of an ordinary stage, so the stage does not end, and waiting would be useless.
         if self._thread is not None and wait_s > 0 and self._formation is Formation.BARRIER:
             self._thread.join(wait_s)
+        if self._route.problem:
+            return MemberLost(f"{self._route.problem}.")
         if not self._ended:
             self._cancel_if_due()
             return self._too_few()
@@ -231,9 +249,6 @@ class SparkLauncher(Launcher):
             return LaunchError(f"{wrong} {SET_PYTHON}")
         if "RuntimeError: sparkring: " in text:
             return MemberLost(line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
-        if "ConnectionError: sparkring: " in text:
-            unreached = line_with(text, "ConnectionError: sparkring: ").partition("sparkring: ")[2]
-            return LaunchError(f"{unreached} {self._cluster.reachable_by}")
         if isinstance(self._error, LaunchError):
             return self._error
         if not self._is_ring:
@@ -324,6 +339,7 @@ class SparkLauncher(Launcher):
         while self._thread.is_alive() and time.monotonic() < deadline:
             _ask(lambda: self._cluster.cancel(self._stage.group), None)  # misses a job that has not begun
             self._thread.join(CANCEL_AGAIN_S)
+        self._route.close()
 
 
 def _ask(question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:

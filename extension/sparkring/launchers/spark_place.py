@@ -50,11 +50,13 @@ class SparkTasks(Place):
     def every_slot(self) -> int:
         from sparkring.cluster.session import find_cluster
         from sparkring.cluster.slots import slots
+        from sparkring.launchers.tunnel import why_needed
 
-        all_slots = slots(find_cluster(0, print))
+        cluster = find_cluster(0, print)
+        all_slots = slots(cluster)
         if all_slots.total == 0:
             raise SlotsError(f"-n 0 uses every task slot, but there are none ({all_slots.master}): add executors.")
-        return all_slots.total
+        return max(1, all_slots.total - bool(why_needed(cluster)))
 
     def may_lack_packages(self) -> bool:
         """Return whether there is a session whose ranks do. A local one, which -n 2 starts by default, has none."""

@@ -27,6 +27,7 @@ from sparkring.errors import LaunchError
 from sparkring.executor.orders import PORT_SETTING
 from sparkring.history.describe import counted, duration, named, size, span
 from sparkring.history.findings import Finding, note, ok, problem
+from sparkring.launchers.tunnel import note_reach
 from sparkring.wire.channel import Listener
 
 if TYPE_CHECKING:
@@ -129,6 +130,10 @@ def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
         frozenset(module for module in modules if module in sys.modules),
     )
     at = f"{host}:{address[1]}" if address else ""
+    if at:  # later launches need not find it out again
+        cut = [report for report in reports if report.reached_s is None]
+        why = f"{_hosts(cut)} cannot connect to the driver at {at}: {cut[0].unreached}." if cut else ""
+        note_reach(cluster, why)
     findings += judge(reports, here, capacity, at, cluster.reachable_by)
     findings += [] if cluster.runs_this_python else travel.check()  # local executors run this Python
     return Checked(tuple(findings), tuple(judge_directory(reports, capacity)))
@@ -207,7 +212,7 @@ def judge(
         _java_of(executors, here, who),
         *_shared_memory(executors),
     ]
-    findings += [_reached(executors, at, make_reachable), *_clocks(executors)] if at else []
+    findings += [_reached(executors, at, capacity, make_reachable), *_clocks(executors)] if at else []
     return findings
 
 
@@ -317,12 +322,15 @@ def _shared_memory(executors: Sequence[TaskReport]) -> list[Finding]:
     return [note("/dev/shm", f"{_hosts(low)}: {size(least)}; {NEEDS_SHARED}", MORE_SHARED)]
 
 
-def _reached(executors: Sequence[TaskReport], at: str, make_reachable: str) -> Finding:
+def _reached(executors: Sequence[TaskReport], at: str, capacity: Slots, make_reachable: str) -> Finding:
     cut = _by([report for report in executors if report.reached_s is None], lambda report: report.unreached)
     if cut:
         what = "; ".join(
             f"{_hosts(reports)} cannot connect to the driver at {at}: {why}" for why, reports in cut.items()
         )
+        if capacity.total > 1:
+            instead = "so messages go through Spark jobs, which is slower and uses one task slot"
+            return note("driver's port", f"{what}; {instead}", make_reachable)
         return problem("driver's port", what, make_reachable)
     took = span([report.reached_s or 0.0 for report in executors], duration)
     return ok("driver's port", f"{counted(len(executors), 'executor')} connected to the driver at {at} in {took}")

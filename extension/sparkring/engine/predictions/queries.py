@@ -33,6 +33,7 @@ from sparkring.engine.run.view import background_view
 from sparkring.errors import LaunchError
 from sparkring.history import describe, events, run_store
 from sparkring.history.record import QUICK_S
+from sparkring.launchers.tunnel import why_needed
 from sparkring.runtime.kernel import tell
 from sparkring.wire.channel import ChannelClosed, Connection, Listener
 from sparkring.wire.messages import Failure, GpuUsed, ModelUsed, TaskScored
@@ -337,11 +338,20 @@ class _Watch:
         self._with_model = defaultdict[str, set[str]](set)  # the processes that have loaded the model, by column
         self._queries: dict[str, dict[str | None, _Query]] = {}  # by column and by Spark's id (None during loading)
         self._connected: Counter[str] = Counter()  # how many model processes of each column are connected
+        self._not_shown: list[Cluster] = []  # the user knows that queries of these are not shown
         self._changing = threading.Lock()
         self._closing = threading.Event()
 
     def order(self, column: _Column) -> dict[str, Any] | None:
-        """Return what a column's model processes need in order to report, or None if this process cannot listen."""
+        """Return what a column's model processes need in order to report.
+
+        Return None if this process cannot listen, or if executors cannot connect to it.
+        """
+        if unreached := why_needed(column.cluster):
+            if column.cluster not in self._not_shown:
+                self._not_shown.append(column.cluster)
+                tell(f"queries with predictions have no live view: {unreached}")
+            return None
         host, bind_host, port = column.cluster.address()
         with self._changing:
             try:
@@ -455,7 +465,7 @@ _watch: _Watch | None = None
 def watch(cluster: Cluster, title: str, code: str) -> dict[str, Any] | None:
     """Record and show the queries of a new column. Return what its model processes need in order to report.
 
-    Return None if this process cannot listen. The queries are then not shown.
+    Return None if this process cannot listen, or cannot be reached. The queries are then not shown.
     """
     global _watch
     _watch = _watch or _Watch()
