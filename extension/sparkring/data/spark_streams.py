@@ -29,7 +29,7 @@ from sparkring.runtime.storage import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 # Partitions of at most this size go through the driver.
 INLINE_BYTES = 256_000
@@ -217,10 +217,7 @@ def run_query(
         writer = writer.trigger(**trigger)
     cluster, query = cluster_of(feed.frame.sparkSession), None
     try:
-        try:
-            query = writer.start()
-        except Exception as exception:  # Java's errors, as py4j or pyspark show them
-            raise DataError(f"Spark could not start the stream: {root_cause(str(exception))}") from exception
+        query = _started(writer)
         started(query)
         feed.follow(query)
     finally:
@@ -231,6 +228,17 @@ def run_query(
         raise silent() from None
     if failed is not None:
         raise DataError(f"Spark ended the stream: {root_cause(str(failed))}") from failed
+
+
+def _started(writer: DataStreamWriter) -> StreamingQuery:
+    for is_last in (False, False, True):
+        try:
+            return writer.start()
+        except Exception as exception:  # Java's errors, as py4j or pyspark show them
+            # A busy server of Spark Connect may need more than the 10 s in which Spark lets a Python process start.
+            if is_last or "Python worker failed to connect back" not in str(exception):
+                raise DataError(f"Spark could not start the stream: {root_cause(str(exception))}") from exception
+    raise AssertionError
 
 
 def silent() -> DataError:
