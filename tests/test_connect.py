@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -12,6 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from waiting import until
+
+from sparkring.cluster import connect
+from sparkring.cluster.jobs import interruptibly
 
 pytestmark = [
     pytest.mark.slow,
@@ -271,6 +277,34 @@ def test_a_killed_notebook_leaves_no_ranks(connected):
     pids = [int(driver.until_said(rf"^\[{rank}\] (\d+)$")[1]) for rank in (0, 1)]
     driver.process.kill()
     until(lambda: not any(map(psutil.pid_exists, pids)), "the ranks have ended")
+
+
+def test_a_server_that_has_gone(monkeypatch):
+    """Questions and jobs end in seconds, although pyspark would try again for minutes."""
+    grpc = pytest.importorskip("grpc")
+    monkeypatch.setattr(connect, "_CONNECTS_S", 0.2)
+    never = threading.Event()
+    with socket.socket() as unused, grpc.insecure_channel(f"127.0.0.1:{port_of(unused)}") as channel:
+        session = SimpleNamespace(
+            is_stopped=False,
+            client=SimpleNamespace(_channel=channel),
+            conf=SimpleNamespace(get=lambda *names: never.wait()),
+            addTag=lambda tag: None,
+            interruptTag=lambda tag: never.wait(),
+        )
+        cluster = connect.Connect(session)
+        assert cluster.is_stopped()
+        with pytest.raises(TimeoutError, match="the server of Spark Connect does not answer"):
+            cluster.within(1000, never.wait)
+        with pytest.raises(TimeoutError, match="job took longer"):
+            interruptibly(cluster, "job", never.wait, limit_s=0.1)
+    never.set()
+
+
+def port_of(unused: socket.socket) -> int:
+    """Return a port at which nobody listens."""
+    unused.bind(("127.0.0.1", 0))
+    return int(unused.getsockname()[1])
 
 
 STREAMS = '''

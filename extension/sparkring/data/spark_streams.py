@@ -208,15 +208,15 @@ def run_query(
     `trigger` are arguments of DataStreamWriter.trigger(); it may be empty. Raises the errors of follow(), and DataError
     if the query fails.
     """
-    writer = feed.frame.writeStream.foreachBatch(feed.function)
-    if name:
-        writer = writer.queryName(name)
-    if checkpoint is not None:
-        writer = writer.option("checkpointLocation", checkpoint.for_spark())
-    if trigger:
-        writer = writer.trigger(**trigger)
     cluster, query = cluster_of(feed.frame.sparkSession), None
     try:
+        writer = feed.frame.writeStream.foreachBatch(feed.function)
+        if name:
+            writer = writer.queryName(name)
+        if checkpoint is not None:
+            writer = writer.option("checkpointLocation", checkpoint.for_spark())
+        if trigger:
+            writer = writer.trigger(**trigger)
         query = _started(writer)
         started(query)
         feed.follow(query)
