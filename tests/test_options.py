@@ -247,7 +247,7 @@ def test_only_barrier_takes_data():
         parse("horovod", "-n 2 --data digits")
     assert MAGICS["barrier"].complete(" --da") == ["--data"]
     assert MAGICS["barrier"].complete(" --data df --qu") == ["--quiet"]
-    assert "barrier task" in MAGICS["barrier"].help
+    assert "gets one partition" in MAGICS["barrier"].help
 
 
 # ── Warm gangs ────────────────────────────────────────────────────────────────

@@ -107,7 +107,7 @@ def test_cells_of_a_warm_gang(local_gang):
 def test_the_environment_names_the_coordinator():
     """The coordinator is rank 0, and listens only on the address that the other ranks use."""
     endpoints = [Endpoint("a", "10.0.0.1", "eth0", 4040), Endpoint("b", "10.0.0.2", "", 4041)]
-    framework = Jax("10.0.0.9", "10.0.0.9", endpoints)
+    framework = Jax(endpoints)
     first, second = (framework.environment(World(rank, 2), Start("run", 0, 0)) for rank in (0, 1))
     assert first["JAX_COORDINATOR_ADDRESS"] == first["JAX_COORDINATOR_BIND_ADDRESS"] == "10.0.0.1:4040"
     assert second["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:4040"
