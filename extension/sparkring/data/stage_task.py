@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -60,7 +61,22 @@ def hand_over(order: HandingOver, frame: Any, batch_id: int) -> None:
     The server calls this for foreachBatch(), in a process of its own, which Spark kills when the query is stopped.
     Raise TimeoutError if the notebook has gone. Spark then does not count the micro-batch as done.
     """
-    began = time.monotonic()
+    began, done = time.monotonic(), threading.Event()
+    threading.Thread(target=_end_with, args=(os.getppid(), done), daemon=True).start()
+    try:
+        _offer(order, frame, batch_id, began)
+    finally:
+        done.set()
+
+
+def _end_with(server: int, done: threading.Event) -> None:
+    """End this process if the server dies. Otherwise, pyspark would try to reach the server for half an hour."""
+    while not done.wait(1.0):
+        if os.getppid() != server:
+            os._exit(1)
+
+
+def _offer(order: HandingOver, frame: Any, batch_id: int, began: float) -> None:
     staging = changed(order.staging, prefix=str(batch_id))
     # mapInArrow() looks columns up by name, which fails if a name has a backtick.
     rows = frame.toDF(*map(str, range(len(frame.columns))))
