@@ -77,7 +77,7 @@ class TunnelRoute:
         self._tunnel: _Tunnel | None = None
         self._number = 0
         self._closed = False
-        self._relay = ("", 0)  # the host and the port of the relay, for members
+        self.relay = ("", 0)  # the host and the port of the relay, for members
         self.home = ("", 0)
 
     def open(self, port: int, unreached: str) -> None:
@@ -100,7 +100,7 @@ class TunnelRoute:
             self._tunnel = tunnel
             self._number = tunnel.add(self)
         began = time.monotonic()
-        self._relay = tunnel.host, tunnel.ask({"do": "open", "route": self._number})
+        self.relay = tunnel.host, tunnel.ask({"do": "open", "route": self._number})
         if (self._cluster, address) not in _explained:
             _explained.add((self._cluster, address))
             advice = self._cluster.reachable_by
@@ -111,11 +111,11 @@ class TunnelRoute:
 
     @property
     def is_open(self) -> bool:
-        return bool(self._relay[0])
+        return bool(self.relay[0])
 
     def ticket(self, ticket: Ticket) -> Ticket:
         """Return the ticket for members, with the address of the relay if the route is open."""
-        return ticket._replace(host=self._relay[0], port=self._relay[1]) if self.is_open else ticket
+        return ticket._replace(host=self.relay[0], port=self.relay[1]) if self.is_open else ticket
 
     @property
     def problem(self) -> str:
