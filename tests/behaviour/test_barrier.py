@@ -472,9 +472,10 @@ def test_frames_for_which_spark_has_no_barrier_stage(barrier, spark):
     """After a union or a coalesce, Spark refuses one. The tasks are ordinary ones, and `context` works as usual."""
     digits = spark.range(0, 4, 1, 2)
     cell = "[row.id for row in rows], context.allGather(str(context.partitionId())), len(context.getTaskInfos())"
-    parts = [([0, 1], list("0123"), 4), ([2, 3], list("0123"), 4)]
-    assert barrier(cell, digits.union(digits)).values == parts * 2
-    assert barrier(cell, digits.coalesce(1)).values == [([0, 1, 2, 3], ["0"], 1)]
+    for frame, numbers in ((digits.union(digits), [0, 0, 1, 1, 2, 2, 3, 3]), (digits.coalesce(1), [0, 1, 2, 3])):
+        values = barrier(cell, frame).values
+        assert sorted(number for numbers, _, _ in values for number in numbers) == numbers
+        assert [tasks for _, *tasks in values] == [[list(map(str, range(len(values)))), len(values)]] * len(values)
 
 
 @pytest.mark.parametrize(
