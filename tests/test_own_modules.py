@@ -74,6 +74,13 @@ def test_a_module_that_the_notebook_has_imported(folder):
     assert packed(own().values()) != first
 
 
+def test_generated_modules(folder):
+    """TensorFlow imports functions that it has generated as modules, from files in a temporary folder."""
+    names = write(folder, __autograph_generated_file="")
+    importlib.import_module(names["__autograph_generated_file"])
+    assert not own(names=names.values())
+
+
 def test_packages(folder):
     """A package is sent with its folder, but without what is large, hidden, or an environment of its own."""
     package = folder / "packed_package"

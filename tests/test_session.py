@@ -139,7 +139,9 @@ def test_what_a_task_waits_for(monkeypatch: pytest.MonkeyPatch, total: int, busy
     found = Slots(total, busy, "local[6]", [], [f"a job: {busy}"], 0, 0)
     monkeypatch.setattr(spark_launcher, "slots", lambda *_, **__: found)
     stage, cluster = types.SimpleNamespace(ids=set), types.SimpleNamespace(shows_stages=True)
-    launcher = types.SimpleNamespace(_cluster=cluster, _stage=stage, _size=1, _data=None, _formation=Formation.ORDINARY)
+    launcher = types.SimpleNamespace(
+        _cluster=cluster, _stage=stage, _size=1, _data=None, _formation=Formation.ORDINARY, _environment_order=None
+    )
     assert spark_launcher.SparkLauncher.waits_for(launcher) == expected  # type: ignore[arg-type]
 
 

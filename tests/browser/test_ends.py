@@ -436,7 +436,7 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], shoot: Cal
         expect(state(panel)).to_have_text("running")
         expect(tab).to_be_visible()
         curves, history, axes = (tab.get_by_role("figure", name=name) for name in ("Curves", "Best", "Parameters"))
-        wait_until(lambda: colours(history) == {GREY, BLUE, GREEN, AMBER}, "all states of trials are drawn")
+        wait_until(lambda: colours(history) == {BLUE, AMBER}, "the finished trials are drawn, and the best values")
         # With the keyboard: the Tab key follows the order of the page, and each axis has two sliders.
         log, (low, high) = tab.get_by_role("button", name="log scale"), ends(tab, "lr")
         log.focus()
@@ -451,10 +451,8 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], shoot: Cal
         expect(highest).to_have_attribute("aria-valuenow", "20")
         expect(lowest).to_have_attribute("aria-valuemax", "20")
         expect(count).to_have_text(re.compile(r"^\d+ of 16 trials$"))
-        wait_until(lambda: {GREY, BLUE} & colours(history) == {BLUE}, "the pruned trials, which are worse, have faded")
         highest.press("Escape")
         expect(count).to_have_text("")
-        wait_until(lambda: GREY in colours(history), "all trials are shown again")
         _, widest = ends(tab, "width")
         widest.press("ArrowDown")
         expect(widest).to_have_attribute("aria-valuetext", "32")
@@ -482,9 +480,9 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], shoot: Cal
     finally:
         (notebook.lab.folder / "ended").touch()
     expect(state(panel)).to_have_text("finished")
-    expect(panel.locator(".sr-shares")).to_contain_text(re.compile(r"^Importance of the parameters.*lr\d+ %"))
+    expect(panel.locator(".sr-shares")).to_be_hidden()  # 16 trials say too little about it
     expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"\d+ of 16 items finished · \d pruned · best"))
-    wait_until(lambda: colours(history) == {GREY, BLUE, AMBER}, "no trial runs")
+    wait_until(lambda: colours(history) == {BLUE, AMBER}, "no trial runs")
     shoot(notebook, "trials", panel, lambda: accessible(notebook, AT_SEARCH))
     # With keys, a user can move from trial to trial, and open the trial's item.
     history.press("End")

@@ -23,7 +23,7 @@ from sparkring.wire.messages import ModuleFiles
 
 MOST_BYTES, MOST_FILES = 20_000_000, 2_000  # of one module with everything in its folder
 _MOST_BYTES_OF_DATA = 1_000_000  # of a file that is not Python code
-_OTHERS = ("__main__", "sparkring", "pyspark", "py4j", "cloudpickle", "dbruntime", "IPython")
+_OTHERS = ("sparkring", "pyspark", "py4j", "cloudpickle", "dbruntime", "IPython")
 
 # What has been sent is sent again with later cells, also if only the ranks have imported it.
 _used: set[str] = set()
@@ -124,7 +124,8 @@ def _paths(module: OwnModule, *, code: bool = True) -> list[str]:
 
 def _own(name: str) -> OwnModule | None:
     """Return the user's module with this name; None if it is not one."""
-    if name in _OTHERS or name in sys.stdlib_module_names or (spec := _spec(name)) is None:
+    # __main__, and generated code, such as that of TensorFlow's AutoGraph, have names with two underscores.
+    if name.startswith("__") or name in _OTHERS or name in sys.stdlib_module_names or (spec := _spec(name)) is None:
         return None
     folders = [os.path.abspath(folder) for folder in spec.submodule_search_locations or ()]
     path = folders[0] if folders else os.path.abspath(spec.origin or "")
