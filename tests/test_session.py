@@ -145,6 +145,21 @@ def test_what_a_task_waits_for(monkeypatch: pytest.MonkeyPatch, total: int, busy
     assert spark_launcher.SparkLauncher.waits_for(launcher) == expected  # type: ignore[arg-type]
 
 
+def test_starts_with_rows_are_limited() -> None:
+    """Spark Connect does not say that a stage has fewer tasks than ranks, and --data has no limit on the time."""
+    nobody = types.SimpleNamespace(stage=None, ages_s=lambda: (9e9, 9e9, 9e9))
+    launcher = types.SimpleNamespace(
+        _cluster=nobody, _stage=types.SimpleNamespace(ids=set, active_tasks=lambda: 1), _size=2, _patience=0.0,
+        _data=types.SimpleNamespace(name="frame"), _formation=Formation.ORDINARY, _next=None, _count_at=0.0, _starts=4,
+        why_missing=str,
+    )  # fmt: skip
+    nobody.setting, nobody.is_driver_alone = lambda name: "", False
+    assert spark_launcher.SparkLauncher.gives_back(launcher, 9e9)  # type: ignore[arg-type]
+    launcher._starts += 1
+    with pytest.raises(LaunchError, match=r"`frame` has fewer partitions, use \.repartition\(2\)"):
+        spark_launcher.SparkLauncher.gives_back(launcher, 9e9)  # type: ignore[arg-type]
+
+
 # What only a classic session has, and what only Spark's classes themselves should touch.
 ONLY_CLASSIC = {
     "SparkContext", "rdd", "sparkContext", "statusTracker", "parallelize", "setJobGroup", "cancelJobGroup",

@@ -58,6 +58,7 @@ CANCEL_S, CANCEL_AGAIN_S = 10.0, 0.2  # for how long, and how often, stop() canc
 JOIN_S = 30.0
 LONGEST_PAUSE_S = 300.0
 ORDINARY_GIVE_UP_S = 600.0  # a cluster that grows may need minutes for a new machine
+MOST_STARTS = 5  # with --data, where there is no limit on the time
 
 
 class SparkLauncher(Launcher):
@@ -201,7 +202,14 @@ class SparkLauncher(Launcher):
         if waited_s < limit_s:
             return False
         _, added_s, _ = _ask(self._cluster.ages_s, (math.inf,) * 3)
-        return added_s > limit_s
+        if added_s <= limit_s:
+            return False
+        if self._data is not None and self._starts >= MOST_STARTS:
+            raise LaunchError(
+                f"some of {self._size} ranks did not start, in {self._starts} attempts. If `{self._data.name}` has "
+                f"fewer partitions, use .repartition({self._size}). {self.why_missing()}"
+            )
+        return True
 
     def start_again(self, ticket: Ticket) -> float:
         # Each pause is random, and may be longer than the one before: so two rings do not meet again and again.
