@@ -63,11 +63,12 @@ class Watched:
             (self.folder / "hold").unlink(missing_ok=True)
 
     def still(self) -> None:
-        """Wait until no new lines arrive."""
+        """Wait until neither lines nor charts change. Charts are drawn later than lines, and drawing ends a drag."""
         seen, self_same = "", 0
-        while self_same < 3:
+        while self_same < 10:
             self.page.wait_for_timeout(150)
-            now = self.tile(0).inner_text()
+            charts = self.panel.locator("figure").evaluate_all("(all) => all.map((one) => one.textContent)")
+            now = self.tile(0).inner_text() + "".join(charts)
             seen, self_same = now, self_same + 1 if now == seen else 0
 
     def tile(self, rank: int) -> Locator:
