@@ -61,7 +61,9 @@ class Cell:
     @property
     def error(self) -> nbformat.NotebookNode:
         """Return the error with which the cell ended."""
-        return next(output for output in self.outputs if output.output_type == "error")
+        errors = [output for output in self.outputs if output.output_type == "error"]
+        assert errors, (self.status, self.outputs)
+        return errors[0]
 
     def done(self) -> Cell:
         """Return the cell, after checking that it has succeeded."""
