@@ -282,7 +282,7 @@ def test_a_killed_notebook_leaves_no_ranks(connected):
 def test_a_server_that_has_gone(monkeypatch):
     """Questions and jobs end in seconds, although pyspark would try again for minutes."""
     grpc = pytest.importorskip("grpc")
-    monkeypatch.setattr(connect, "_CONNECTS_S", 0.2)
+    monkeypatch.setattr(connect, "_REFUSED_S", 0.2)
     never = threading.Event()
     with socket.socket() as unused, grpc.insecure_channel(f"127.0.0.1:{port_of(unused)}") as channel:
         session = SimpleNamespace(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # How long the server may take to answer a question that needs no job, and to cancel jobs.
 _ANSWERS_S, _CANCELS_S, _LOOKS_S = 30.0, 5.0, 0.1
-_CONNECTS_S = 5.0  # how long it may take to connect to the server, or to connect again
+_REFUSED_S = 10.0  # for how long each attempt to connect may fail; a server that is only busy accepts connections
 _DATABRICKS = "DATABRICKS_RUNTIME_VERSION"  # the variable that notebooks there have
 # Each of these settings replaces the number of slots as the number of partitions of a range.
 _PARALLELISM = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
@@ -116,7 +116,9 @@ class Connect(Cluster):
         import grpc  # a part of pyspark's client
 
         began, answer = time.monotonic(), Future[Answer]()
-        ready = grpc.channel_ready_future(self.session.client._channel)
+        states = [grpc.ChannelConnectivity.IDLE]
+        channel, note = self.session.client._channel, states.append
+        channel.subscribe(note, try_to_connect=True)
 
         def run() -> None:
             try:
@@ -126,12 +128,13 @@ class Connect(Cluster):
 
         def is_late() -> bool:
             passed_s = time.monotonic() - began
-            return passed_s > limit_s or (passed_s > _CONNECTS_S and not ready.done())
+            is_refused = states[-1] is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+            return passed_s > limit_s or (passed_s > _REFUSED_S and is_refused)
 
         threading.Thread(target=run, name="sparkring-connect", daemon=True).start()
         while not answer.done() and not is_late() and not gives_up():
             wait([answer], _LOOKS_S)
-        ready.cancel()
+        channel.unsubscribe(note)
         if not answer.done():
             raise TimeoutError("the server of Spark Connect does not answer")
         return answer.result()

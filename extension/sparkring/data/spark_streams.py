@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 INLINE_BYTES = 256_000
 # If a micro-batch has at most this size, the next one is collected.
 SMALL_BYTES = 16_000_000
-ANSWERS_S = 30.0  # how long Spark may take to tell about a query
+ANSWERS_S = 120.0  # how long Spark may take to tell about a query, however busy it is: a silent server ends the stream
 _LOOK_EVERY_S = 0.1
 
 
