@@ -49,6 +49,12 @@ rows = session.range(90).select("id", (F.col("id") * 0.5).alias("x"), (F.col("id
 END = """
 print("ANSWERS", json.dumps(answers))
 """
+WAIT_FOR_SLOTS = """
+from sparkring.cluster.slots import current_slots
+import time
+while current_slots().total < 4:
+    time.sleep(0.1)  # executors register a moment after the server has started
+"""
 RINGS = '''
 @attempt
 def torch():
@@ -400,3 +406,98 @@ run("import os, time\\nprint(os.getpid(), flush=True)\\ntime.sleep(1000)", 2)
     assert relays
     driver.process.kill()
     until(lambda: not any(map(psutil.pid_exists, pids + relays)), "the ranks and the relay have ended")
+
+
+GPUS = """
+SEES = "import os\\nfrom pyspark import TaskContext\\nheld = TaskContext.get().resources().get('gpu')\\n" \
+    "[len(held.addresses) if held else 0, os.environ.get('CUDA_VISIBLE_DEVICES', '').count(',') + 1]"
+
+from sparkring.cluster.slots import current_slots
+counted = lambda: [current_slots(gpus).total for gpus in (None, 1, 2, 4)]
+
+@attempt
+def slots():
+    return counted()
+
+@attempt
+def without():
+    return ring(SEES, 2)
+
+@attempt
+def one_each():
+    return ring(SEES, 2, gpus=1)
+
+@attempt
+def four_each():
+    return ring(SEES, 2, gpus=4)
+
+@attempt
+def with_rows():
+    source = "[context.resources()['gpu'].addresses, len(list(rows))]"
+    return ring(source, 1, "barrier", {"df": rows}, data="df", gpus=4)
+
+@attempt
+def too_many_slots():
+    return ring(SEES, 3, gpus=4)
+
+@attempt
+def too_many():
+    return ring(SEES, 1, gpus=5)
+
+@attempt
+def items():
+    return list(sparkring.foreach(lambda item: len(sparkring.world().gpus), [1, 2, 3], np=2, gpus=4).values)
+
+session.conf.set("spark.sql.leafNodeDefaultParallelism", "9")
+
+@attempt
+def unknown_slots():
+    return counted()
+
+@attempt
+def a_ring_in_unknown_slots():
+    return ring("rank, context.allGather(str(rank))", 3, "barrier")
+
+@attempt
+def every_unknown_slot():
+    return ring("rank", 0)
+
+@attempt
+def a_table_of_unknown_slots():
+    from sparkring.launchers import slots_table
+    return slots_table()[-1][1]
+
+@attempt
+def items_in_unknown_slots():
+    return list(sparkring.foreach(lambda item: item * 2, [1, 2, 3], np=2).values)
+
+@attempt
+def doctor():
+    from sparkring.engine.doctor.spark import check
+    return [finding.what for finding in check(None, print).findings][0]
+"""
+
+
+def test_gpus_and_unknown_slots(connected_to, workers_of_its_own):
+    """Ranks get the GPUs that they ask for. If Spark does not say how many slots it has, rings start nevertheless."""
+    settings = {"spark.executor.cores": "2", "spark.executor.resource.gpu.amount": "4", "spark.executor.memory": "600m"}
+    with workers_of_its_own(gpus=4) as cluster:
+        _, start = connected_to(cluster, **settings)
+        text = start(TRIED + WAIT_FOR_SLOTS + GPUS + END).wait()
+        assert "ANSWERS" in text, text
+        answers = json.loads(text.rpartition("ANSWERS ")[2].splitlines()[0])
+    assert answers.pop("slots") == [4, 4, 4, 2]
+    assert [held for held, _ in answers.pop("without")] == [0, 0]
+    assert [held for held, _ in answers.pop("one_each")] == [1, 1]
+    assert answers.pop("four_each") == [[4, 4]] * 2
+    assert answers.pop("with_rows") == [[["0", "1", "2", "3"], 90]]
+    assert answers.pop("too_many_slots").startswith("SlotsError: needs 3 task slots with 4 GPUs each, but there are 2")
+    assert answers.pop("too_many").startswith("LaunchError: needs 5 GPUs for each task, but Spark assigns 0")
+    assert answers.pop("items") == [4, 4, 4]
+    assert answers.pop("unknown_slots") == [connect.UNKNOWN_SLOTS] * 4
+    assert answers.pop("a_ring_in_unknown_slots") == [[rank, ["0", "1", "2"]] for rank in range(3)]
+    assert answers.pop("every_unknown_slot").startswith("SlotsError: -n 0 uses every task slot, but Spark does not say")
+    assert answers.pop("a_table_of_unknown_slots") == "?"
+    assert answers.pop("items_in_unknown_slots") == [2, 4, 6]
+    assert "an unknown number of task slots" in answers.pop("doctor")
+    assert not answers

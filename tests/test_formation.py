@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sparkring.cluster import slots as slots_module
+from sparkring.cluster.base import UNKNOWN_SLOTS
 from sparkring.cluster.formation import (
     Formation,
     dynamic_allocation,
@@ -15,6 +16,7 @@ from sparkring.cluster.formation import (
     formation_of,
     idle_s,
     most_slots,
+    profile_gpus,
     refuses_barrier,
 )
 from sparkring.errors import SlotsError
@@ -34,7 +36,7 @@ class Settings:
         self.shows_stages = True
         self.setting = lambda name, default="": settings.get(name, default)
 
-    def total_slots(self) -> int:
+    def total_slots(self, gpus: int = 0) -> int:
         return self.total
 
     def hosts(self) -> list[str]:
@@ -49,20 +51,17 @@ def cluster(settings: dict[str, str], master: str = "spark://x", total: int = 0)
 
 
 @pytest.mark.parametrize(
-    ("settings", "master", "size", "pool", "expected"),
+    ("settings", "master", "slots", "expected"),
     [
-        ({}, "spark://x", 2, False, Formation.BARRIER),
-        ({}, "spark://x", 2, True, Formation.BARRIER),
-        ({}, "spark://x", 1, True, Formation.ORDINARY),
-        (ON, "spark://x", 2, False, Formation.ORDINARY),
-        (ON, "yarn", 2, True, Formation.ORDINARY),
-        (ON, "k8s://x", 1, False, Formation.ORDINARY),
-        (ON, "local[4]", 2, False, Formation.BARRIER),
-        ({f"{DYNAMIC}enabled": "false"}, "yarn", 1, False, Formation.BARRIER),
+        ({}, "spark://x", 2, Formation.BARRIER),
+        ({}, "spark://x", UNKNOWN_SLOTS, Formation.ORDINARY),
+        (ON, "spark://x", 2, Formation.ORDINARY),
+        (ON, "local[4]", 4, Formation.BARRIER),
+        ({f"{DYNAMIC}enabled": "false"}, "yarn", 1, Formation.BARRIER),
     ],
 )
-def test_how_a_ring_forms(settings, master, size, pool, expected):
-    assert formation_of(cluster(settings, master), size, pool=pool) is expected
+def test_how_a_ring_forms(settings, master, slots, expected):
+    assert formation_of(cluster(settings, master), slots) is expected
     assert dynamic_allocation(cluster(settings, master)) == (settings == ON and master != "local[4]")
 
 
@@ -92,6 +91,24 @@ def test_how_far_slots_can_grow(settings, master, each, most):
     assert bool(words) == (most != math.inf)
 
 
+@pytest.mark.parametrize(
+    ("settings", "gpus", "needed", "slots"),
+    [
+        ({}, 1, 0, 4),
+        ({"spark.executor.resource.gpu.amount": "2"}, 1, 1, 2),
+        ({"spark.executor.resource.gpu.amount": "2"}, 3, 0, 4),
+        ({"spark.executor.resource.gpu.amount": "2", "spark.task.resource.gpu.amount": "0.5"}, 1, 1, 2),
+        ({"spark.executor.resource.gpu.amount": "2", "spark.task.resource.gpu.amount": "1"}, 1, 0, 2),
+        ({"spark.executor.resource.gpu.amount": "2"}, None, 0, 4),
+    ],
+)
+def test_tasks_with_gpus_of_their_own(settings, gpus, needed, slots):
+    """Tasks need a profile if the session gives them fewer GPUs. Then, fewer tasks may run at once."""
+    one = cluster({"spark.executor.cores": "4", **settings})
+    assert profile_gpus(one, gpus) == needed
+    assert executor_slots(one, needed) == slots
+
+
 @pytest.mark.parametrize(("written", "expected"), [("", 60.0), ("5s", 5.0), ("1500ms", 1.5), ("2m", 120.0), ("7", 7.0)])
 def test_how_long_executors_may_be_idle(written, expected):
     assert idle_s(cluster({f"{DYNAMIC}executorIdleTimeout": written})) == expected
@@ -100,10 +117,10 @@ def test_how_long_executors_may_be_idle(written, expected):
 def test_rings_that_cannot_form_are_refused_at_once():
     """The error names the setting. Without a limit, executors are waited for, even if there are none."""
     settings = {**ON, f"{DYNAMIC}maxExecutors": "1", "spark.executor.cores": "2"}
-    slots_module.check(cluster(settings), 2, None, None, here=True)
-    slots_module.check(cluster(ON), 99, None, None, here=True)
-    slots_module.check_ring(cluster(ON), 99, None)
+    slots_module.check(cluster(settings), 2, None, None, None, here=True)
+    slots_module.check(cluster(ON), 99, None, None, None, here=True)
+    slots_module.check_ring(cluster(ON), 99, None, None)
     with pytest.raises(SlotsError, match=r"needs 3 .* 2 at most: spark\.dynamicAllocation\.maxExecutors=1.*-n 2"):
-        slots_module.check(cluster(settings), 3, None, None, here=True)
+        slots_module.check(cluster(settings), 3, None, None, None, here=True)
     with pytest.raises(SlotsError, match=r"\(--np-each 3\).*maxExecutors=1"):
-        slots_module.check_ring(cluster(settings), 3, None)
+        slots_module.check_ring(cluster(settings), 3, None, None)

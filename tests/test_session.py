@@ -140,7 +140,13 @@ def test_what_a_task_waits_for(monkeypatch: pytest.MonkeyPatch, total: int, busy
     monkeypatch.setattr(spark_launcher, "slots", lambda *_, **__: found)
     stage, cluster = types.SimpleNamespace(ids=set), types.SimpleNamespace(shows_stages=True)
     launcher = types.SimpleNamespace(
-        _cluster=cluster, _stage=stage, _size=1, _data=None, _formation=Formation.ORDINARY, _environment_order=None
+        _cluster=cluster,
+        _stage=stage,
+        _size=1,
+        _data=None,
+        _gpus=None,
+        _formation=Formation.ORDINARY,
+        _environment_order=None,
     )
     assert spark_launcher.SparkLauncher.waits_for(launcher) == expected  # type: ignore[arg-type]
 

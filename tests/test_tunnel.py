@@ -45,7 +45,7 @@ class Tasks:
     def setting(self, name: str, default: str = "") -> str:
         return default
 
-    def total_slots(self) -> int:
+    def total_slots(self, gpus: int = 0) -> int:
         return self.slots
 
     def archive(self, *, with_nvml: bool) -> bytes:

@@ -173,13 +173,20 @@ CLUSTER = """
 os.environ["PYSPARK_PYTHON"] = PYTHON
 session = spark(URL, **{"spark.executor.memory": "600m", "spark.executor.resource.gpu.amount": "4",
     "spark.task.resource.gpu.amount": "2", "spark.executorEnv.LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"],
-    "spark.executorEnv.FAKE_GPUS": "4"})
+    "spark.executorEnv.FAKE_GPUS": "4", "spark.default.parallelism": "7", "spark.sql.leafNodeDefaultParallelism": "5"})
 while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 2:
     time.sleep(0.05)  # the executor registers a moment after the driver
 attempt("as they are", 2)
 attempt("one each", 2, gpus=1)
 attempt("none", 2, gpus=0)
-attempt("too few", 2, gpus=3)
+attempt("more than tasks have", 1, gpus=3)
+from sparkring.cluster.slots import room
+found["room"] = [room(1, gpus) for gpus in (None, 1, 2, 3)]
+spec = Cell("\\n[list(context.resources()['gpu'].addresses), len(list(rows))]", {"data": session.range(0, 8, 1, 8)})
+spec = RunSpec(spec, Options(np=1, gpus=4, data="data"), "barrier", "test", "%%barrier")
+found["with rows"] = run_spec(spec, View()).values
+attempt("too few slots", 2, gpus=3)
+attempt("too few", 2, gpus=5)
 IN_TASK = "from pyspark import TaskContext\\nfrom sparkring import world\\n" \
     "gpu = TaskContext.get().resources()['gpu']\\n(gpu.name, list(gpu.addresses), list(world().gpus))"
 found["in tasks"] = run(IN_TASK, 2).values
@@ -322,8 +329,13 @@ def test_spark(driver, four_gpus, gpu_cluster):
         assert seen == {(",".join(in_order), "PCI_BUS_ID")}, "all GPUs of the node, in the order of local ranks"
     assert [value[:2] for value in found["none"]] == [[[], ""]] * 2
     assert [(name, own == given, len(own)) for name, own, given in found["in tasks"]] == [("gpu", True, 2)] * 2
-    assert found["too few"].startswith("LaunchError: needs 3 GPUs for each task, but Spark assigns 2 (spark://")
-    for setting in ("spark.task.resource.gpu.amount=3", "spark.executor.resource.gpu.amount", "discoveryScript"):
+    ((own, *_),) = found["more than tasks have"]
+    assert len(own) == 3
+    assert found["room"] == [2, 2, 2, 1], "the settings of the parallelism do not matter"
+    assert found["with rows"] == [[["0", "1", "2", "3"], 8]]
+    assert found["too few slots"].startswith("SlotsError: needs 2 task slots with 3 GPUs each, but there are 1 in all")
+    assert found["too few"].startswith("LaunchError: needs 5 GPUs for each task, but Spark assigns 2 (spark://")
+    for setting in ("spark.task.resource.gpu.amount=5", "spark.executor.resource.gpu.amount", "discoveryScript"):
         assert setting in found["too few"]
     assert sorted(address for rank in found["used"] for address, *_ in rank) == ["0", "1", "2", "3"]
     assert "NVIDIA Fake" in found["panel"]

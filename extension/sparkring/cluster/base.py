@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import warnings
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from sparkring.executor.orders import MAKE_REACHABLE
@@ -18,6 +20,21 @@ if TYPE_CHECKING:
     from sparkring.executor.artifacts import Artifact
 
 Answer = TypeVar("Answer")
+UNKNOWN_SLOTS = 1 << 31  # more tasks than Spark can count
+
+# The resource profiles of tasks, by session and by the number of GPUs. With dynamic allocation, each starts executors.
+_profiles: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def pandas_unused() -> Iterator[None]:
+    """Hide pyspark 4.3's warning about pandas 3, for calls of pyspark that do not use pandas.
+
+    The notebook's own calls that do use pandas, such as the definition of a pandas UDF, still cause the warning.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        yield
 
 
 class StageStatus(NamedTuple):
@@ -124,8 +141,24 @@ class Cluster(ABC):
     # ── Slots ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def total_slots(self) -> int:
-        """Return how many tasks Spark can run at once. This runs no job."""
+    def total_slots(self, gpus: int = 0) -> int:
+        """Return how many tasks Spark can run at once, or UNKNOWN_SLOTS if it does not say. This runs no job.
+
+        With `gpus`, these are tasks of profile(gpus).
+        """
+
+    def profile(self, gpus: int) -> Any:
+        """Return the resource profile of tasks that get `gpus` GPUs each, whatever the session's settings give them.
+
+        Raise LaunchError if this Spark cannot do that. The first call must come from the user's thread.
+        """
+        from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+        profiles = _profiles.setdefault(self.session, {})
+        if gpus not in profiles:
+            needs = TaskResourceRequests().cpus(int(self.setting("spark.task.cpus", "1"))).resource("gpu", gpus)
+            profiles[gpus] = ResourceProfileBuilder().require(needs).build
+        return profiles[gpus]
 
     def hosts(self) -> list[str]:
         """Return the driver's host and then that of each executor, or [] if they are not known."""
@@ -169,11 +202,16 @@ class Cluster(ABC):
         """End the running jobs of a group. This misses a job that has not begun."""
 
     @abstractmethod
-    def collect(self, size: int, task: Task, *, barrier: bool = False) -> list[Any]:
+    def collect(self, size: int, task: Task, *, barrier: bool = False, gpus: int = 0) -> list[Any]:
         """Run a stage of `size` tasks, and return what they yield. Each calls task(rows), with rows of no meaning.
 
-        The tasks of a barrier stage start together. Local executors run this kernel's Python.
+        The tasks of a barrier stage start together. With `gpus`, they have profile(gpus). Local executors run this
+        kernel's Python.
         """
+
+    @abstractmethod
+    def collect_rows(self, frame: DataFrame, task: Task, schema: str, *, barrier: bool, gpus: int) -> list[Any]:
+        """Run `task` on each partition, as mapInArrow() does, and return its rows."""
 
     @property
     @abstractmethod

@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparkring.cluster import plans
-from sparkring.cluster.base import Address, Cluster, Grouping, ParquetFiles, StageStatus
+from sparkring.cluster.base import Address, Cluster, Grouping, ParquetFiles, StageStatus, pandas_unused
+from sparkring.cluster.java_errors import root_cause
+from sparkring.errors import LaunchError
 from sparkring.executor.archive import archive
 from sparkring.executor.artifacts import Artifact
 from sparkring.executor.orders import HOST_SETTING, PORT_SETTING
 from sparkring.executor.tasks import Task
+from sparkring.history.describe import counted
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -107,8 +110,21 @@ class Classic(Cluster):
         assert self._context._jsc is not None
         return self._context._jsc.sc()
 
-    def total_slots(self) -> int:
-        return int(self._java.maxNumConcurrentTasks(self._java.resourceProfileManager().defaultResourceProfile()))
+    def total_slots(self, gpus: int = 0) -> int:
+        java = self._java
+        default = java.resourceProfileManager().defaultResourceProfile()
+        return int(java.maxNumConcurrentTasks(self.profile(gpus)._java_resource_profile if gpus else default))
+
+    def profile(self, gpus: int) -> Any:
+        profile = super().profile(gpus)
+        try:
+            self._java.resourceProfileManager().addResourceProfile(profile._java_resource_profile)
+        except Exception as error:  # py4j's error: whether Spark can do this depends on its version and the master
+            raise LaunchError(
+                f"Spark cannot give each task {counted(gpus, 'GPU')} here: {root_cause(str(error))} Start the session "
+                f"with spark.task.resource.gpu.amount={gpus}."
+            ) from error
+        return profile
 
     def hosts(self) -> list[str]:
         return [str(name).rpartition(":")[0] for name in _items(self._java.getExecutorMemoryStatus().keysIterator())]
@@ -153,12 +169,19 @@ class Classic(Cluster):
     def cancel(self, group: str) -> None:
         self._context.cancelJobGroup(group)
 
-    def collect(self, size: int, task: Task, *, barrier: bool = False) -> list[Any]:
+    def collect(self, size: int, task: Task, *, barrier: bool = False, gpus: int = 0) -> list[Any]:
         with self.own_python():
             numbers = self._context.parallelize(range(size), size)
             stage = (numbers.barrier() if barrier else numbers).mapPartitions(task)
+            if gpus:
+                stage = stage.withResources(self.profile(gpus))
             stage._jrdd  # noqa: B018 - reading it makes Spark note the Python that `with` has set
         return list(stage.collect())
+
+    def collect_rows(self, frame: DataFrame, task: Task, schema: str, *, barrier: bool, gpus: int) -> list[Any]:
+        with self.own_python(), pandas_unused():
+            rows = frame.mapInArrow(task, schema, barrier=barrier)
+        return list(rows.rdd.withResources(self.profile(gpus)).collect() if gpus else rows.collect())
 
     @property
     def python(self) -> str:

@@ -6,6 +6,7 @@ Spark Connect does not say what Spark is running. So the slots in use, and the p
 from __future__ import annotations
 
 import contextlib
+import inspect
 import ipaddress
 import os
 import pickle
@@ -23,12 +24,14 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkring.cluster.base import Address, Answer, Cluster, Grouping
+from sparkring.cluster.base import UNKNOWN_SLOTS, Address, Answer, Cluster, Grouping, pandas_unused
+from sparkring.cluster.formation import executor_cores, executor_slots
 from sparkring.errors import DataError, LaunchError
 from sparkring.executor.archive import archive
 from sparkring.executor.artifacts import Artifact
 from sparkring.executor.orders import HOST_SETTING, PORT_SETTING
 from sparkring.executor.tasks import Task, in_arrow
+from sparkring.history.describe import counted
 from sparkring.runtime.storage import locate
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 _ANSWERS_S, _CANCELS_S, _LOOKS_S = 30.0, 5.0, 0.1
 _REFUSED_S = 10.0  # for how long each attempt to connect may fail; a server that is only busy accepts connections
 _DATABRICKS = "DATABRICKS_RUNTIME_VERSION"  # the variable that notebooks there have
-# Each of these settings replaces the number of slots as the number of partitions of a range.
+# Each of these settings replaces the number of cores as the number of partitions of a range.
 _PARALLELISM = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 
 # The archive of sparkring's code in each session that has been sent it, with pynvml and without.
@@ -160,19 +163,34 @@ class Connect(Cluster):
             host = of_server if of_server and _is_here(of_server) else host
         return Address(self.setting(HOST_SETTING, host), host, int(self.setting(PORT_SETTING) or 0))
 
-    def total_slots(self) -> int:
-        if cores := re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", self.master):
-            return int(cores[1])
-        for name in _PARALLELISM:
-            if value := self.setting(name):
-                raise LaunchError(
-                    f"Spark Connect does not say how many task slots there are, because {name}={value} is set: start "
-                    "Spark without this setting."
-                )
-        plan = str(self.session.sql(f"EXPLAIN SELECT * FROM range({1 << 40})").collect()[0][0])
-        if (splits := re.search(r"splits=(?:Some\()?(\d+)", plan)) is None:
-            raise LaunchError("Spark Connect does not say how many task slots there are: this Spark's plans lack it.")
-        return int(splits[1])
+    def total_slots(self, gpus: int = 0) -> int:
+        """Only the number of cores is known: it is how many partitions Spark gives to a range."""
+        if written := re.fullmatch(r"local(?:\[(\d+)(?:,\d+)?\])?", self.master):
+            cores = int(written[1] or 1)
+        elif any(map(self.setting, _PARALLELISM)):
+            return UNKNOWN_SLOTS
+        else:
+            plan = str(self.session.sql(f"EXPLAIN SELECT * FROM range({1 << 40})").collect()[0][0])
+            if (splits := re.search(r"splits=(?:Some\()?(\d+)", plan)) is None:
+                return UNKNOWN_SLOTS
+            cores = int(splits[1])
+        cores_each = int(self.setting("spark.task.cpus", "1"))
+        if self.is_driver_alone or (
+            cores_each == 1 and not gpus and not self.setting("spark.task.resource.gpu.amount")
+        ):
+            return cores // cores_each
+        in_one = executor_cores(self)
+        return cores // in_one * executor_slots(self, gpus) if in_one else UNKNOWN_SLOTS
+
+    def profile(self, gpus: int) -> Any:
+        if "profile" not in inspect.signature(type(self.session.range(1)).mapInArrow).parameters:
+            raise LaunchError(
+                f"on Spark Connect, pyspark 4.0 or newer can give each task {counted(gpus, 'GPU')}: use it, or start "
+                f"Spark with spark.task.resource.gpu.amount={gpus}."
+            )
+        profile = super().profile(gpus)
+        profile.id  # noqa: B018 - pyspark then makes it on the server, for which it needs this thread's session
+        return profile
 
     @property
     def elsewhere(self) -> str:
@@ -199,9 +217,15 @@ class Connect(Cluster):
         with contextlib.suppress(Exception):  # pyspark and grpc have several classes for this error
             self.within(_CANCELS_S, lambda: self.session.interruptTag(group))
 
-    def collect(self, size: int, task: Task, *, barrier: bool = False) -> list[Any]:
-        rows = self.session.range(0, size, 1, size).mapInArrow(in_arrow(task), "value binary", barrier=barrier)
-        return [pickle.loads(row[0]) for row in rows.collect()]
+    def collect(self, size: int, task: Task, *, barrier: bool = False, gpus: int = 0) -> list[Any]:
+        numbers = self.session.range(0, size, 1, size)
+        rows = self.collect_rows(numbers, in_arrow(task), "value binary", barrier=barrier, gpus=gpus)
+        return [pickle.loads(row[0]) for row in rows]
+
+    def collect_rows(self, frame: DataFrame, task: Task, schema: str, *, barrier: bool, gpus: int) -> list[Any]:
+        of_tasks = {"profile": self.profile(gpus)} if gpus else {}  # pyspark 3.5 has no such argument
+        with pandas_unused():
+            return list(frame.mapInArrow(task, schema, barrier=barrier, **of_tasks).collect())
 
     @property
     def python(self) -> str:

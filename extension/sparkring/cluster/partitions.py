@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sparkring.cluster.base import pandas_unused
 from sparkring.cluster.java_errors import REASONS, line_with
 from sparkring.cluster.jobs import interruptibly
-from sparkring.cluster.session import cluster_of, pandas_unused, stopped
+from sparkring.cluster.session import cluster_of, stopped
 from sparkring.errors import LaunchError, OptionsError
 from sparkring.executor.orders import SPARK_SCHEMA
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sparkring.cluster.base import Cluster
+    from sparkring.executor.tasks import Task
 
 
 class Data(NamedTuple):
@@ -60,17 +62,16 @@ class Data(NamedTuple):
         except Exception as error:  # pyspark has several classes for this error
             raise LaunchError(f"`{self.name}`: {not_in_arrow(self.frame.schema, error)}") from error
 
-    def stage(self, size: int, task: Callable[..., Any], *, barrier: bool) -> DataFrame:
-        """Return a DataFrame. To compute it, Spark runs `task` on each of `size` partitions.
+    def run(self, size: int, task: Task, *, barrier: bool, gpus: int) -> None:
+        """Run `task` on each of `size` partitions.
 
-        `barrier` says whether the tasks are a barrier stage.
+        `barrier` says whether the tasks are a barrier stage. With `gpus`, each gets so many GPUs.
         """
         as_it_is = self.counted or self.partitions() == size
         frame = self.frame if as_it_is else self.frame.repartition(size)
         # mapInArrow() looks columns up by name, which fails if a name has a dot or if two columns have the same name.
         frame = frame.toDF(*map(str, range(len(frame.columns))))
-        with pandas_unused():
-            return frame.mapInArrow(task, "nothing int", barrier=barrier)
+        cluster_of(frame.sparkSession).collect_rows(frame, task, "nothing int", barrier=barrier, gpus=gpus)
 
 
 def arrow_schema(schema: StructType, session: SparkSession) -> bytes:

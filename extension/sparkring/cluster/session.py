@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkring.cluster import classic, connect
-from sparkring.cluster.base import Cluster
+from sparkring.cluster.base import Cluster, pandas_unused
 from sparkring.cluster.classic import LOOPBACK, Classic
 from sparkring.cluster.connect import Connect, is_connect
 from sparkring.cluster.java_errors import root_cause
@@ -184,17 +182,6 @@ def _new_session(size: int, say: Callable[[str], None]) -> Cluster:
     _own = cluster_of(session)
     say(f"started SparkSession local[{slots}] in {time.monotonic() - started:.1f} s; later cells use it, too")
     return _own
-
-
-@contextlib.contextmanager
-def pandas_unused() -> Iterator[None]:
-    """Hide pyspark 4.3's warning about pandas 3, for calls of pyspark that do not use pandas.
-
-    The notebook's own calls that do use pandas, such as the definition of a pandas UDF, still cause the warning.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-        yield
 
 
 def find_java() -> str:

@@ -8,9 +8,10 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from sparkring.cluster.formation import dynamic_allocation, executor_slots, most_slots
+from sparkring.cluster.base import UNKNOWN_SLOTS
+from sparkring.cluster.formation import dynamic_allocation, executor_slots, gpus_per, most_slots, profile_gpus
 from sparkring.cluster.session import active_cluster, made_here, or_here
 from sparkring.errors import LaunchError, SlotsError
 from sparkring.history.describe import counted
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 SETTLE_S, REPLACED_S = 1.2, 30.0
 REGISTERED_S, TOGETHER_S = 30.0, 3.0
 PROMISED_S, PROMISED_LEAST_S = 120.0, 15.0
-MOST_TASKS = 1 << 31  # without a limit, dynamic allocation starts as many executors as Spark can count
+LIKELY_SLOTS = 16  # if Spark does not say how many slots there are
 INSTANCES = 2  # the number of executors on YARN and Kubernetes, unless spark.executor.instances is set
 
 Say = Callable[[str], None]  # shows the user a message
@@ -37,6 +38,8 @@ Say = Callable[[str], None]  # shows the user a message
 
 class Slots(NamedTuple):
     """How many tasks Spark can run at once (`total`), and how many it is running (`busy`).
+
+    If Spark does not say how many it can run, `total` is UNKNOWN_SLOTS.
 
     `holders` holds a string for each stage or pool that is running: its name, and how many tasks it is running.
     `gpus_per_task` and `gpus_per_executor` count only GPUs that Spark itself assigns. If tasks share a GPU,
@@ -55,6 +58,16 @@ class Slots(NamedTuple):
     @property
     def free(self) -> int:
         return self.total - self.busy
+
+    @property
+    def likely(self) -> int:
+        """The total, or a guess if it is not known."""
+        return LIKELY_SLOTS if self.total >= UNKNOWN_SLOTS else self.total
+
+    @property
+    def in_all(self) -> str:
+        """The total in words."""
+        return "an unknown number of task slots" if self.total >= UNKNOWN_SLOTS else counted(self.total, "task slot")
 
     @property
     def use(self) -> str:
@@ -93,9 +106,12 @@ class Stage:
 running: set[Stage] = set()
 
 
-def slots(cluster: Cluster, *, apart_from: Collection[int] = ()) -> Slots:
-    """Return the slots of this session. Tasks of the stages whose ids are in `apart_from` do not count as running."""
-    total = cluster.total_slots()
+def slots(cluster: Cluster, gpus: int | None = None, *, apart_from: Collection[int] = ()) -> Slots:
+    """Return the slots of this session, for tasks that need `gpus` GPUs each.
+
+    Tasks of the stages whose ids are in `apart_from` do not count as running.
+    """
+    total = cluster.total_slots(profile_gpus(cluster, gpus))
     ours = {number: stage.title for stage in list(running) for number in stage.ids()}
     holders, busy = Counter[str](), 0
     for number in cluster.active_stages():
@@ -113,34 +129,30 @@ def slots(cluster: Cluster, *, apart_from: Collection[int] = ()) -> Slots:
     )
 
 
-def current_slots() -> Slots | None:
-    """Return the slots of the notebook's session; None if there is no session."""
+def current_slots(gpus: int | None = None) -> Slots | None:
+    """Return the slots of the notebook's session for tasks with `gpus` GPUs each; None if there is no session."""
     cluster = active_cluster()
-    return None if cluster is None or cluster.is_stopped() else slots(cluster)
+    return None if cluster is None or cluster.is_stopped() else slots(cluster, gpus)
 
 
-def room(size: int) -> int:
+def room(size: int, gpus: int | None) -> int:
     """Return how many tasks the notebook's session has room for, if `size` are wanted; 0 if there is no session.
 
-    With dynamic allocation, this includes the tasks for which executors would start.
+    Each task needs `gpus` GPUs. With dynamic allocation, this includes the tasks for which executors would start.
     """
     cluster = active_cluster()
     if cluster is None or cluster.is_stopped():
         return 0
-    return (_reachable(cluster, size, None)[0] if dynamic_allocation(cluster) else slots(cluster)).total
-
-
-def gpus_per(cluster: Cluster, holder: Literal["task", "executor"]) -> float:
-    """Return how many GPUs Spark gives to each task or to each executor, as `holder` says."""
-    if cluster.is_driver_alone:
-        return 0.0  # in local mode, Spark assigns no GPUs, whatever the settings say
-    return float(cluster.setting(f"spark.{holder}.resource.gpu.amount") or 0)
+    return (_reachable(cluster, size, gpus, None)[0] if dynamic_allocation(cluster) else slots(cluster, gpus)).total
 
 
 def check_gpus(cluster: Cluster, size: int, needed: int) -> None:
     """Raise LaunchError if Spark gives a task fewer than `each` GPUs."""
     held = gpus_per(cluster, "task")
     if held >= needed:
+        return
+    if profile_gpus(cluster, needed):
+        cluster.profile(needed)
         return
     advice = (
         f"Spark assigns no GPUs in this mode: use -n -{size} for processes on this machine, with its GPUs."
@@ -150,34 +162,34 @@ def check_gpus(cluster: Cluster, size: int, needed: int) -> None:
         f"yet, spark.executor.resource.gpu.discoveryScript; or use -n -{size} for this machine's own GPUs."
     )
     raise LaunchError(
-        f"needs {needed} GPU{'s' if needed > 1 else ''} for each task, but Spark assigns {held:g} ({cluster.title}). "
-        f"{advice}"
+        f"needs {counted(needed, 'GPU')} for each task, but Spark assigns {held:g} ({cluster.title}). {advice}"
     )
 
 
-def check(cluster: Cluster, size: int, data: Data | None, say: Say | None, *, here: bool) -> None:
-    """Raise LaunchError or SlotsError if a ring of `size` tasks cannot start in the session as it is.
+def check(cluster: Cluster, size: int, gpus: int | None, data: Data | None, say: Say | None, *, here: bool) -> Slots:
+    """Return the slots. Raise SlotsError if a ring of `size` tasks with `gpus` GPUs each cannot start in the session.
 
     `data` is the partitioned data that the stage reads, if any. `here` says whether errors may suggest processes on
     this machine instead of Spark tasks. If Spark has just started, or has just lost an executor, wait for executors,
     unless `say` is None. With dynamic allocation, executors come when the tasks wait for them.
     """
-    capacity, limit = _reachable(cluster, size, say)
+    capacity, limit = _reachable(cluster, size, gpus, say)
+    wanted = _wanted(cluster, size, gpus)
     gangs = [one for one in list(running) if one.persistent and one.cluster == cluster]
     held = sum(one.size for one in gangs)
     if held and capacity.total - held < size <= capacity.total:
         raise SlotsError(
-            f"needs {size} task slots, but the {gangs[0].title} holds {held} of {capacity.total}. Run on the gang "
+            f"needs {wanted}, but the {gangs[0].title} holds {held} of {capacity.total}. Run on the gang "
             f"(leave out -n, or use -n {held}), or stop it (%gang stop){or_here(size, here)}."
         )
     if capacity.total < size and limit:
         raise SlotsError(
-            f"needs {size} task slots, but Spark can have {capacity.total} at most: {limit}. Use -n "
+            f"needs {wanted}, but Spark can have {capacity.total} at most: {limit}. Use -n "
             f"{max(capacity.total, 1)}, or start the session with a higher limit{or_here(size, here)}."
         )
     if capacity.total < size and data is not None:
         raise SlotsError(
-            f"{size} partitions of `{data.name}` need {size} task slots, but there are {capacity.total} in all, "
+            f"{size} partitions of `{data.name}` need {wanted}, but there are {capacity.total} in all, "
             f"{capacity.use} ({cluster.title}). Use -n {max(capacity.total, 1)}, or add executors or cores."
         )
     if capacity.total < size:
@@ -189,36 +201,43 @@ def check(cluster: Cluster, size: int, data: Data | None, say: Say | None, *, he
         )
         fewer = f"Use -n {capacity.total}, {'' if here else 'or '}" if capacity.total else "There are no executors: "
         raise SlotsError(
-            f"needs {size} task slots, but there are {capacity.total} in all, {capacity.use} "
+            f"needs {wanted}, but there are {capacity.total} in all, {capacity.use} "
             f"({cluster.title}). {fewer}{more}{or_here(size, here)}."
         )
+    return capacity
 
 
-def check_ring(cluster: Cluster, size: int, say: Say | None) -> None:
-    """Raise LaunchError or SlotsError if Spark cannot start a pool's items, each of which runs on `size` ranks."""
-    capacity, limit = _reachable(cluster, size, say)
+def check_ring(cluster: Cluster, size: int, gpus: int | None, say: Say | None) -> Slots:
+    """Return the slots. Raise SlotsError if Spark cannot start a pool's items, each of which runs on `size` ranks."""
+    capacity, limit = _reachable(cluster, size, gpus, say)
     if capacity.total < size:
         raise SlotsError(
-            f"each item needs {size} task slots (--np-each {size}), but there are {capacity.total} in all "
+            f"each item needs {_wanted(cluster, size, gpus)} (--np-each {size}), but there are {capacity.total} in all "
             f"({limit or cluster.title}): use fewer ranks for each item, or add executors or cores."
         )
+    return capacity
 
 
-def _reachable(cluster: Cluster, size: int, say: Say | None) -> tuple[Slots, str]:
+def _wanted(cluster: Cluster, size: int, gpus: int | None) -> str:
+    with_gpus = f" with {counted(gpus, 'GPU')} each" if gpus and profile_gpus(cluster, gpus) else ""
+    return f"{size} task slots{with_gpus}"
+
+
+def _reachable(cluster: Cluster, size: int, gpus: int | None, say: Say | None) -> tuple[Slots, str]:
     """Return the slots with those that a launch of `size` tasks can wait for, and the settings that limit them, if any.
 
     Dynamic allocation starts executors for tasks that wait. So, up to its limit, slots that do not exist yet count.
     """
     if not dynamic_allocation(cluster):
-        return _settled(cluster, size, say), ""
-    capacity, (most, limit) = slots(cluster), most_slots(cluster)
-    return capacity._replace(total=max(capacity.total, int(min(most, MOST_TASKS)))), limit
+        return _settled(cluster, size, gpus, say), ""
+    capacity, (most, limit) = slots(cluster, gpus), most_slots(cluster, profile_gpus(cluster, gpus))
+    return capacity._replace(total=max(capacity.total, int(min(most, UNKNOWN_SLOTS)))), limit
 
 
-def _settled(cluster: Cluster, size: int, say: Say | None) -> Slots:
+def _settled(cluster: Cluster, size: int, gpus: int | None, say: Say | None) -> Slots:
     """Return the slots. If there are fewer than `size`, wait for executors that are about to register."""
     began, is_announced = time.monotonic(), say is None
-    capacity = slots(cluster)
+    capacity = slots(cluster, gpus)
     try:
         while capacity.total < size and not cluster.is_driver_alone:
             waited_s = time.monotonic() - began
@@ -229,7 +248,7 @@ def _settled(cluster: Cluster, size: int, say: Say | None) -> Slots:
                 is_announced = True
                 say(f"waiting up to {left_s:.0f} s for executors: {why}")
             time.sleep(0.1)
-            capacity = slots(cluster)
+            capacity = slots(cluster, gpus)
     except KeyboardInterrupt:
         raise interrupted(f"while {size} ranks were waiting for executors") from None
     return capacity

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.jobs import interruptibly
+from sparkring.cluster.slots import slots
 from sparkring.data.folders import entries, has_ended, read_json, storage_errors, this_process, write_json
 from sparkring.data.frames import cluster_behind, for_arrays, proleptic, same_names, version_of
 from sparkring.errors import DataError, OptionsError
@@ -331,7 +332,7 @@ def _check_executors(cluster: Cluster, copy: Location, home: Location, called: s
         yield socket.gethostname(), os.path.exists(path)
 
     def ask() -> list[tuple[str, bool]]:
-        return cluster.collect(max(1, cluster.total_slots()), look)
+        return cluster.collect(max(1, slots(cluster).likely), look)
 
     answers = _computed(cluster, called, "checking the executors for", ask, lambda text: None)
     blind = sorted({host for host, sees in answers if not sees})

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparkring.cluster.base import pandas_unused
 from sparkring.cluster.java_errors import root_cause
-from sparkring.cluster.session import cluster_of, pandas_unused
+from sparkring.cluster.session import cluster_of
 from sparkring.data.frames import cluster_behind, numbered, serialized_schema, version_of
 from sparkring.data.materialise import BESIDE, Copy, Form, in_form
 from sparkring.data.spark_frames import Values, representable

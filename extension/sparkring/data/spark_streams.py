@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from sparkring.cluster.base import pandas_unused
 from sparkring.cluster.java_errors import root_cause
-from sparkring.cluster.session import cluster_of, pandas_unused
+from sparkring.cluster.session import cluster_of
 from sparkring.data.columns import changes_with_nulls
 from sparkring.data.frames import cluster_behind, for_arrays, serialized_schema
 from sparkring.data.micro_batches import StoredPiece, StoredRows, as_ipc

@@ -20,18 +20,21 @@ from collections.abc import Callable, Sequence
 from sysconfig import get_platform
 from typing import TYPE_CHECKING, TypeVar
 
+from sparkring.cluster.base import UNKNOWN_SLOTS
 from sparkring.cluster.formation import (
     Formation,
     dynamic_allocation,
     formation_of,
+    gpus_per,
     idle_s,
     most_slots,
+    profile_gpus,
     refuses_barrier,
 )
 from sparkring.cluster.java_errors import line_with, root_cause
 from sparkring.cluster.jobs import interruptibly
 from sparkring.cluster.python import SET_PYTHON, executors_python, lacking_package, wrong_python
-from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, gpus_per, running, slots, waiting
+from sparkring.cluster.slots import Say, Stage, check, check_gpus, check_ring, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.executor.environment import EnvironmentOrder
 from sparkring.executor.orders import Ticket
@@ -81,7 +84,6 @@ class SparkLauncher(Launcher):
         if data is not None and "barrier" not in inspect.signature(type(data.frame).mapInArrow).parameters:
             raise LaunchError("--data needs Spark 3.5 or newer, where mapInArrow() supports barrier stages.")
         self._cluster = cluster
-        self._formation = formation_of(cluster, size, pool=request.at_once > 0)
         self._is_ring = size > 1 or not request.at_once
         self._environment = request.environment
         self._stage = Stage(self._cluster, request.title, size, persistent=request.persistent)
@@ -101,11 +103,16 @@ class SparkLauncher(Launcher):
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
         self._warned_of: set[int] = set()
-        check_gpus(self._cluster, size, request.gpus or 0)
-        if not request.at_once:
-            check(self._cluster, size, data, say, here=request.here)
-        elif self._is_ring:
-            check_ring(self._cluster, size, say)
+        self._gpus = request.gpus
+        check_gpus(cluster, size, request.gpus or 0)
+        self._profile_gpus = profile_gpus(cluster, request.gpus)
+        if not self._is_ring:
+            self._formation = Formation.ORDINARY  # a single task needs no other
+        elif request.at_once:
+            self._formation = formation_of(cluster, check_ring(cluster, size, request.gpus, say).total)
+        else:
+            capacity = check(cluster, size, request.gpus, data, say, here=request.here)
+            self._formation = formation_of(cluster, capacity.total)
         if data is not None or request.at_once:
             self.give_up_after_s = math.inf  # computing the DataFrame may take hours
         elif self._formation is Formation.ORDINARY:
@@ -115,8 +122,7 @@ class SparkLauncher(Launcher):
             what = f"sending the environment to the executors ({describe.size(pack.size_bytes)})"
             archive = interruptibly(cluster, what, lambda: cluster.send_file(pack.path), tell)
             self._environment_order = EnvironmentOrder(archive, pack.lock, get_platform(), pack.unpacked_bytes)
-        self._gpus = request.gpus
-        self.pins_gpus = request.gpus == 0 or gpus_per(self._cluster, "task") > 0
+        self.pins_gpus = request.gpus == 0 or self._profile_gpus > 0 or gpus_per(self._cluster, "task") > 0
         self.host, self.bind_host, self.port = self._cluster.address()
         self._route = TunnelRoute(self._cluster)
 
@@ -133,7 +139,8 @@ class SparkLauncher(Launcher):
     def _run(self, size: int, ticket: Ticket, schema: bytes | None) -> None:
         try:
             self._cluster.begin_group(self._stage.group, self._stage.title)
-            archive = self._cluster.archive(with_nvml=gpus_per(self._cluster, "task") > 0)
+            with_nvml = self._profile_gpus > 0 or gpus_per(self._cluster, "task") > 0
+            archive = self._cluster.archive(with_nvml=with_nvml)
             ring = size if self._is_ring else 0
             order = MemberTask(
                 archive, ticket, self._environment, self._gpus, ring, False, schema, self._environment_order
@@ -174,12 +181,11 @@ class SparkLauncher(Launcher):
         """Run the members until they exit. If one could not connect to the ticket's address, return why."""
         task = task_for(run_member, order)
         try:
+            values: Sequence[object] = ()
             if self._data is None:
-                values: Sequence[object] = self._cluster.collect(size, task, barrier=order.barrier)
+                values = self._cluster.collect(size, task, barrier=order.barrier, gpus=self._profile_gpus)
             else:
-                with self._cluster.own_python():
-                    stage = self._data.stage(size, task, barrier=order.barrier)
-                values = stage.collect()
+                self._data.run(size, task, barrier=order.barrier, gpus=self._profile_gpus)
         except Exception as error:  # Spark, py4j and grpc raise various errors
             if _UNREACHED not in str(error):
                 raise
@@ -225,9 +231,13 @@ class SparkLauncher(Launcher):
         if self._formation is Formation.BARRIER:
             return super().why_missing()
         total = self._count_slots()
+        if total >= UNKNOWN_SLOTS:
+            return (
+                f"It does not say how many slots there are: add executors, or use fewer ranks. {super().why_missing()}"
+            )
         if total >= self._size:
             return f"{self.waits_for().capitalize()}. {super().why_missing()}"
-        _, limit = _ask(lambda: most_slots(self._cluster), (0.0, ""))
+        _, limit = _ask(lambda: most_slots(self._cluster, self._profile_gpus), (0.0, ""))
         return (
             f"Spark has had {counted(total, 'task slot')}, and no more come ({limit or self._cluster.title}). The "
             "cluster may be full, or a queue of YARN or a quota of Kubernetes may limit them: add executors, or use "
@@ -236,8 +246,11 @@ class SparkLauncher(Launcher):
 
     def _count_slots(self) -> int:
         """Return the most slots that there have been. In the pause between two starts, Spark may end all executors."""
-        self._most_slots = max(self._most_slots, _ask(self._cluster.total_slots, self._size))
+        self._most_slots = max(self._most_slots, _ask(self._count_slots_now, self._size))
         return self._most_slots
+
+    def _count_slots_now(self) -> int:
+        return self._cluster.total_slots(self._profile_gpus)
 
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
         # Spark restarts a lost task of an ordinary stage, so the stage does not end, and waiting would be useless.
@@ -280,7 +293,7 @@ class SparkLauncher(Launcher):
         if not waits or now < self._count_at:
             return None
         self._count_at = now + COUNT_EVERY_S
-        total = _ask(self._cluster.total_slots, self._size)
+        total = _ask(self._count_slots_now, self._size)
         if total >= self._size:
             return None
         return SlotsError(f"Spark has {total} task slots left for {self._size} ranks: an executor was lost.")
@@ -293,7 +306,7 @@ class SparkLauncher(Launcher):
     def waits_for(self) -> str:
         if not self._cluster.shows_stages:
             return "Spark Connect does not say what Spark's slots are used for"
-        capacity = _ask(lambda: slots(self._cluster, apart_from=self._stage.ids()), None)
+        capacity = _ask(lambda: slots(self._cluster, self._gpus, apart_from=self._stage.ids()), None)
         if capacity is None:
             return "Spark does not say what its slots are used for"
         if not capacity.total:

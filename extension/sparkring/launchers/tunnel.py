@@ -18,6 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from sparkring.cluster.base import UNKNOWN_SLOTS
 from sparkring.cluster.formation import dynamic_allocation
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.slots import Stage, running
@@ -132,9 +133,8 @@ class TunnelRoute:
         """Return how many slots the launches leave, or infinity if that is not known."""
         if dynamic_allocation(self._cluster):
             return float("inf")  # executors start for tasks that wait
-        try:
-            total = self._cluster.total_slots()
-        except LaunchError:
+        total = self._cluster.total_slots()
+        if total >= UNKNOWN_SLOTS:
             return float("inf")
         launches = [stage for stage in list(running) if stage.cluster == self._cluster and stage.title != _TITLE]
         spare = total - sum(stage.size for stage in launches)

@@ -94,7 +94,9 @@ def _active(cluster: Cluster, trial: Trial | None, say: Say) -> Checked:
     capacity = with_gangs(slots(cluster), [stage for stage in list(running) if stage.cluster == cluster])
     is_dynamic = dynamic_allocation(cluster)
     findings = [session(capacity, growth=(most_slots(cluster)[1] or "no limit is set") if is_dynamic else "")]
-    tasks = capacity.free or int(is_dynamic and not capacity.busy)  # an executor starts for the task
+    tasks = min(capacity.free, capacity.likely) or int(
+        is_dynamic and not capacity.busy
+    )  # an executor starts for the task
     if not tasks:
         holders = "; ".join(capacity.holders) or "there are no executors"
         advice = "Wait for the jobs, or stop the gang (%gang stop), and run %doctor again."
@@ -163,7 +165,7 @@ def session(capacity: Slots, *, growth: str) -> Finding:
     """Judge the session's slots. `growth` says how far dynamic allocation can grow them; '' if it is off."""
     held = f", {capacity.busy} of them busy ({'; '.join(capacity.holders)})" if capacity.busy else ""
     gpus = f", {capacity.gpus_per_task:g} GPUs per task" if capacity.gpus_per_task else ""
-    what = f"{capacity.master}, {counted(capacity.total, 'task slot')}{held}{gpus}"
+    what = f"{capacity.master}, {capacity.in_all}{held}{gpus}"
     if growth:
         return ok("session", f"{what}; dynamic allocation starts executors for rings ({growth})")
     if not capacity.total:

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from sparkring.capture import own_modules
 from sparkring.capture.packing import pack_call
-from sparkring.cluster.session import pandas_unused
-from sparkring.cluster.slots import gpus_per
+from sparkring.cluster.base import pandas_unused
+from sparkring.cluster.formation import gpus_per
 from sparkring.data.frames import serialized_schema
 from sparkring.errors import DataError, OptionsError
 from sparkring.executor.archive import archive

@@ -317,7 +317,7 @@ class _Query:
 
     def _slots(self) -> int:
         with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
-            return max(1, slots(self._cluster).total)
+            return max(1, slots(self._cluster).likely)
         return 1
 
 
