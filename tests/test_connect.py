@@ -17,7 +17,10 @@ import pytest
 from waiting import until
 
 from sparkring.cluster import connect
+from sparkring.cluster.base import SERVER_LOST_S
 from sparkring.cluster.jobs import interruptibly
+from sparkring.errors import MemberLost
+from sparkring.launchers.spark import SparkLauncher
 
 pytestmark = [
     pytest.mark.slow,
@@ -285,26 +288,41 @@ def test_a_killed_notebook_leaves_no_ranks(connected):
     until(lambda: not any(map(psutil.pid_exists, pids)), "the ranks have ended")
 
 
-def test_a_server_that_has_gone(monkeypatch):
+class GoneSession:
+    """A session whose server does not answer."""
+
+    is_stopped = False
+
+    def __init__(self, channel: Any) -> None:
+        self.client = SimpleNamespace(_channel=channel)
+        self.conf = self
+        self.ended = threading.Event()
+        self.get = self.interruptTag = lambda *names: self.ended.wait()
+
+    def addTag(self, tag: str) -> None:
+        pass
+
+
+def test_a_server_that_has_gone():
     """Questions and jobs end in seconds, although pyspark would try again for minutes."""
-    grpc = pytest.importorskip("grpc")
-    monkeypatch.setattr(connect, "_REFUSED_S", 0.2)
-    never = threading.Event()
+    grpc, threads = pytest.importorskip("grpc"), threading.active_count()
     with socket.socket() as unused, grpc.insecure_channel(f"127.0.0.1:{port_of(unused)}") as channel:
-        session = SimpleNamespace(
-            is_stopped=False,
-            client=SimpleNamespace(_channel=channel),
-            conf=SimpleNamespace(get=lambda *names: never.wait()),
-            addTag=lambda tag: None,
-            interruptTag=lambda tag: never.wait(),
-        )
+        session = GoneSession(channel)
         cluster = connect.Connect(session)
+        assert cluster.is_reachable(), "the first connection takes a moment"
+        with pytest.raises(TimeoutError, match="job took longer"):
+            interruptibly(cluster, "job", session.ended.wait, limit_s=0.1)
+        connect._connections[session]._lost_at -= SERVER_LOST_S
         assert cluster.is_stopped()
         with pytest.raises(TimeoutError, match="the server of Spark Connect does not answer"):
-            cluster.within(1000, never.wait)
-        with pytest.raises(TimeoutError, match="job took longer"):
-            interruptibly(cluster, "job", never.wait, limit_s=0.1)
-    never.set()
+            cluster.within(1000, session.ended.wait)
+        with pytest.raises(ConnectionError, match="the server of Spark Connect does not answer"):
+            interruptibly(cluster, "job", session.ended.wait)
+        launcher = SimpleNamespace(_cluster=cluster, _thread=None)
+        assert isinstance(SparkLauncher.problem(launcher), MemberLost)
+        session.ended.set()
+        channel.unsubscribe(connect._connections[session]._note)
+        until(lambda: threading.active_count() == threads, "grpc no longer uses the channel")
 
 
 def port_of(unused: socket.socket) -> int:

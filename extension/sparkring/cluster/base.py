@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sparkring.executor.artifacts import Artifact
 
 Answer = TypeVar("Answer")
+CONNECTS_S = 5.0  # how long it may take to connect to the server, or to connect again
+SERVER_LOST_S = 30.0  # jobs go on if the network is down for less than this
 UNKNOWN_SLOTS = 1 << 31  # more tasks than Spark can count
 
 # The resource profiles of tasks, by session and by the number of GPUs. With dynamic allocation, each starts executors.
@@ -115,6 +117,10 @@ class Cluster(ABC):
     @abstractmethod
     def is_stopped(self) -> bool:
         """Return whether the session has been stopped, or can no longer be reached."""
+
+    def is_reachable(self, limit_s: float = CONNECTS_S) -> bool:
+        """Return whether there is a connection to the session's server, or was one less than `limit_s` ago."""
+        return True
 
     def java_version(self) -> str:
         """Return the version of the driver's Java; '' if it is not known."""

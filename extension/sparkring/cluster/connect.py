@@ -24,7 +24,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkring.cluster.base import UNKNOWN_SLOTS, Address, Answer, Cluster, Grouping, pandas_unused
+from sparkring.cluster.base import CONNECTS_S, UNKNOWN_SLOTS, Address, Answer, Cluster, Grouping, pandas_unused
 from sparkring.cluster.formation import executor_cores, executor_slots
 from sparkring.errors import DataError, LaunchError
 from sparkring.executor.archive import archive
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 # How long the server may take to answer a question that needs no job, and to cancel jobs.
 _ANSWERS_S, _CANCELS_S, _LOOKS_S = 30.0, 5.0, 0.1
-_REFUSED_S = 10.0  # for how long each attempt to connect may fail; a server that is only busy accepts connections
 _DATABRICKS = "DATABRICKS_RUNTIME_VERSION"  # the variable that notebooks there have
 # Each of these settings replaces the number of cores as the number of partitions of a range.
 _PARALLELISM = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
@@ -47,6 +46,7 @@ _PARALLELISM = ("spark.sql.leafNodeDefaultParallelism", "spark.default.paralleli
 # The archive of sparkring's code in each session that has been sent it, with pynvml and without.
 _archives: weakref.WeakKeyDictionary[Any, dict[bool, Artifact]] = weakref.WeakKeyDictionary()
 _sent_files: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # by session
+_connections: weakref.WeakKeyDictionary[Any, _Connection] = weakref.WeakKeyDictionary()  # by session
 _sending = threading.Lock()
 
 
@@ -76,6 +76,36 @@ def _is_here(host: str) -> bool:
 def is_connect(session: Any) -> bool:
     """Return whether a session belongs to Spark Connect."""
     return any(base.__module__.startswith("pyspark.sql.connect.") for base in type(session).__mro__)
+
+
+class _Connection:
+    """Knows whether a channel of grpc is connected to its server."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._connected = False
+        self._lost_at: float | None = None  # when lost_s() first saw that there is no connection
+        channel.subscribe(self._note, try_to_connect=True)
+
+    def lost_s(self) -> float:
+        """Return for how many seconds there has been no connection, and try to connect again.
+
+        The time counts from the first call without a connection: after half an hour without calls, grpc closes a
+        connection by itself.
+        """
+        if self._connected:
+            return 0.0
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+        began = self._lost_at
+        self._channel.unsubscribe(self._note)  # a connection that was lost or idle is made again only for a new call
+        self._channel.subscribe(self._note, try_to_connect=True)
+        return time.monotonic() - began
+
+    def _note(self, state: Any) -> None:
+        self._connected = state.name == "READY"
+        if self._connected:
+            self._lost_at = None
 
 
 @dataclass(frozen=True)
@@ -116,12 +146,7 @@ class Connect(Cluster):
 
     def within(self, limit_s: float, ask: Callable[[], Answer], gives_up: Callable[[], bool] = bool) -> Answer:
         """pyspark retries for minutes if the server does not answer."""
-        import grpc  # a part of pyspark's client
-
         began, answer = time.monotonic(), Future[Answer]()
-        states = [grpc.ChannelConnectivity.IDLE]
-        channel, note = self.session.client._channel, states.append
-        channel.subscribe(note, try_to_connect=True)
 
         def run() -> None:
             try:
@@ -129,18 +154,18 @@ class Connect(Cluster):
             except Exception as error:  # raised again by result()
                 answer.set_exception(error)
 
-        def is_late() -> bool:
-            passed_s = time.monotonic() - began
-            is_refused = states[-1] is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-            return passed_s > limit_s or (passed_s > _REFUSED_S and is_refused)
-
-        threading.Thread(target=run, name="sparkring-connect", daemon=True).start()
-        while not answer.done() and not is_late() and not gives_up():
-            wait([answer], _LOOKS_S)
-        channel.unsubscribe(note)
+        if self.is_reachable():
+            threading.Thread(target=run, name="sparkring-connect", daemon=True).start()
+            while not (answer.done() or time.monotonic() - began > limit_s or gives_up() or not self.is_reachable()):
+                wait([answer], _LOOKS_S)
         if not answer.done():
             raise TimeoutError("the server of Spark Connect does not answer")
         return answer.result()
+
+    def is_reachable(self, limit_s: float = CONNECTS_S) -> bool:
+        if self.session not in _connections:
+            _connections[self.session] = _Connection(self.session.client._channel)
+        return _connections[self.session].lost_s() < limit_s
 
     def address(self) -> Address:
         """This machine's address on the way to the server, beside which the executors usually are.

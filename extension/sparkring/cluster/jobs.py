@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import TYPE_CHECKING, TypeVar
 
+from sparkring.cluster.base import SERVER_LOST_S
 from sparkring.runtime.interrupts import held_back
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 _FIRST_WORD_S, _RAREST_WORD_S = 2.0, 60.0  # the first and the longest time between two reports
-_CANCEL_AGAIN_S = 0.2
+_CANCEL_AGAIN_S, _LOOK_S = 0.2, 0.5
 
 
 def interruptibly(
@@ -44,25 +45,29 @@ def interruptibly(
 
     thread = cluster.thread(run, "sparkring-job")
     started, pause_s = time.monotonic(), _FIRST_WORD_S
-    deadline = started + limit_s
+    next_word, deadline = started + pause_s, started + limit_s
     try:
         with held_back():  # an interrupt inside start() would leave jobs that nobody cancels
             thread.start()
         while True:
             try:
-                wait_s = min(pause_s if say else math.inf, deadline - time.monotonic())
-                return answer.result(None if wait_s == math.inf else max(0.0, wait_s))
+                return answer.result(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
             except NotYet:
                 if answer.done():  # `ask` itself raised a TimeoutError
                     raise
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"{what} took longer than {limit_s:.0f} s") from None
+                if not cluster.is_reachable(SERVER_LOST_S):
+                    raise ConnectionError(f"{what}: the server of Spark Connect does not answer") from None
+                if time.monotonic() < next_word:
+                    continue
                 if say:
                     say(f"{what}: {time.monotonic() - started:.0f} s{_tasks(cluster, group)} …")
                 pause_s = min(2 * pause_s, _RAREST_WORD_S)
+                next_word = time.monotonic() + pause_s
     except (KeyboardInterrupt, TimeoutError):
         # Cancel repeatedly: a cancellation misses jobs that have not begun yet.
-        while thread.is_alive() and not cluster.is_stopped():
+        while thread.is_alive() and cluster.is_reachable() and not cluster.is_stopped():
             cluster.cancel(group)
             thread.join(_CANCEL_AGAIN_S)
         raise

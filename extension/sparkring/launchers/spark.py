@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from sysconfig import get_platform
 from typing import TYPE_CHECKING, TypeVar
 
-from sparkring.cluster.base import UNKNOWN_SLOTS
+from sparkring.cluster.base import SERVER_LOST_S, UNKNOWN_SLOTS
 from sparkring.cluster.formation import (
     Formation,
     dynamic_allocation,
@@ -256,6 +256,8 @@ class SparkLauncher(Launcher):
         # Spark restarts a lost task of an ordinary stage, so the stage does not end, and waiting would be useless.
         if self._thread is not None and wait_s > 0 and self._formation is Formation.BARRIER:
             self._thread.join(wait_s)
+        if not self._cluster.is_reachable(SERVER_LOST_S):  # pyspark tries again for minutes
+            return MemberLost("the server of Spark Connect does not answer: it has ended, or the network is down.")
         if self._route.problem:
             return MemberLost(f"{self._route.problem}.")
         if not self._ended:
@@ -357,7 +359,7 @@ class SparkLauncher(Launcher):
         if self._thread.is_alive() and begun:
             self._thread.join(grace_s)
         deadline = time.monotonic() + CANCEL_S
-        while self._thread.is_alive() and time.monotonic() < deadline:
+        while self._thread.is_alive() and time.monotonic() < deadline and self._cluster.is_reachable():
             _ask(lambda: self._cluster.cancel(self._stage.group), None)  # misses a job that has not begun
             self._thread.join(CANCEL_AGAIN_S)
         self._route.close()
