@@ -1,4 +1,4 @@
-"""Rings under Spark's dynamic allocation: ordinary tasks on executors that come and go."""
+"""Rings under Spark's dynamic allocation: ordinary tasks on executors that come and go, and may not reach us."""
 
 from __future__ import annotations
 
@@ -105,6 +105,16 @@ def too_many_ranks():
     return ring("rank", 5)
 
 @attempt
+def a_ring_that_cannot_reach_us():
+    from sparkring.cluster.base import Address
+    from sparkring.cluster.classic import Classic
+    address, Classic.address = Classic.address, lambda self: Address("127.0.0.2", "127.0.0.1", 0)
+    try:
+        return ring("rank, context.allGather(str(rank))", 2, "barrier")
+    finally:
+        Classic.address = address
+
+@attempt
 def a_warm_gang():
     """Its executors stay, although no cell runs."""
     from sparkring.engine.run import warm_gang
@@ -163,4 +173,87 @@ def test_rings_under_dynamic_allocation(driver, lonely_master):
     assert "cell line 4" in found["an_error"]
     assert found["a_stop"].startswith("KeyboardInterrupt")
     assert "spark.dynamicAllocation.maxExecutors=2" in found["too_many_ranks"]
+    assert found["a_ring_that_cannot_reach_us"] == [[0, ["0", "1"]], [1, ["0", "1"]]]
     assert found["a_warm_gang"] == [[7, ["x"]]]
+
+
+ONLY_SOME = "127.0.0.3"  # the executors on SHUT_OFF cannot connect to this address of the driver
+SHUT_OFF = "127.0.0.2"
+REFUSES = f"""
+import errno, os, socket
+
+connect = socket.create_connection
+def create_connection(address, *arguments, **options):
+    if address[0] in ({ONLY_SOME!r}, {ONLY_SOME.encode()!r}):
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+    return connect(address, *arguments, **options)
+socket.create_connection = create_connection
+"""
+REACHED = """
+hosts = "import os\\nrank, context.allGather(str(rank)), 'SHUT_OFF' in os.environ"
+
+@attempt
+def a_ring():
+    return ring(hosts, 5, "barrier")
+
+@attempt
+def a_second_ring():
+    return ring(hosts, 3, "barrier")
+
+@attempt
+def items():
+    import sparkring
+    return list(sparkring.foreach(lambda item: item * 2, list(range(8)), np=3).values)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dynamic", [False, pytest.param(True, marks=pytest.mark.extended("launcher", "tasks of a barrier stage"))]
+)
+def test_executors_that_cannot_all_connect(driver, workers_of_its_own, bare_python, tmp_path, dynamic):
+    """If one executor cannot connect to the notebook, the messages of all ranks go through Spark jobs."""
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "shut" / "sitecustomize.py").write_text(REFUSES)
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\nif grep -qa {SHUT_OFF} /proc/$PPID/cmdline; then\n"
+        f'    export SHUT_OFF=1 PYTHONPATH={tmp_path / "shut"}:$PYTHONPATH\nfi\nexec {bare_python} "$@"\n'
+    )
+    python.chmod(0o755)
+    settings = {
+        "spark.sparkring.driver.host": ONLY_SOME,
+        "spark.driver.bindAddress": "0.0.0.0",
+        "spark.executor.memory": "600m",
+        "spark.executor.cores": "2",
+        "spark.cores.max": "6",
+    }
+    if dynamic:
+        settings |= {
+            "spark.dynamicAllocation.enabled": "true",
+            "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        }
+    with workers_of_its_own(count=2) as cluster:
+        cluster.add(SHUT_OFF)
+        script = driver(
+            HELPERS
+            + f"os.environ['PYSPARK_PYTHON'] = {str(python)!r}\n"
+            + f"session = spark({cluster.url!r}, **{settings})\n"
+            + ("" if dynamic else WAIT)
+            + REACHED
+            + "session.stop()\nprint('ANSWERS', json.dumps(answers))\n"
+        )
+        text = script.wait()
+    found = answers(text)
+    assert text.count("messages go through Spark jobs") == 1, text
+    values = found["a_ring"]
+    assert [value[:2] for value in values] == [[rank, list("01234")] for rank in range(5)]
+    assert {value[2] for value in values} == {False, True}
+    assert [value[:2] for value in found["a_second_ring"]] == [[rank, list("012")] for rank in range(3)]
+    assert found["items"] == [item * 2 for item in range(8)]
+
+
+WAIT = """
+while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 4:
+    time.sleep(0.05)
+"""

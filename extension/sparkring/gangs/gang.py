@@ -419,7 +419,10 @@ class Gang:
                 return [events.MemberLeft(time.time(), member), *(self._joined(following) if following else [])]
             host = self._members.hellos[member].host
             lost = MemberLost(f"member {member} on {host} was lost before all {self.size} ranks were up: {how}.")
-            raise self.launcher.problem(LOST_WAIT_S) or lost
+            problem = self.launcher.problem(LOST_WAIT_S)
+            if problem is None and self.launcher.starts_over:
+                return []
+            raise problem or lost
         world = self._members.worlds[member]
         if world.rank in self._members.exited:
             return []  # its Exited message came first
@@ -451,18 +454,23 @@ class Gang:
                 f"{short} of {self.size} ranks did not start within {launcher.give_up_after_s:.0f} s (first missing: "
                 f"member {missing[0]}). {launcher.why_missing()}"
             )
+        if launcher.starts_over:
+            return self._start_over(joining, "")
         if self._members.hellos and launcher.gives_back(now - joining.moved):
-            return self._start_over(joining)
+            return self._start_over(joining, launcher.waits_for())
         return []
 
-    def _start_over(self, joining: Joining) -> list[Event]:
+    def _start_over(self, joining: Joining, why: str) -> list[Event]:
         """End the members that wait for others, so that their slots are free, and launch all of them again later."""
-        joined, why = sorted(self._members.hellos), self.launcher.waits_for()
+        joined = sorted(self._members.hellos)
         self._outbox.send_all(messages.Stop(signal.SIGKILL, 0.0))
         pause_s = self.launcher.start_again(self._ticket._replace(launch=self._members.start_over()))
         self._joining = joining._replace(early=[], moved=time.monotonic())
-        text = describe.slots_given_back(len(joined), self.size, why, pause_s)
-        return [*(events.MemberLeft(time.time(), member) for member in joined), events.Notice(time.time(), text)]
+        left: list[Event] = [events.MemberLeft(time.time(), member) for member in joined]
+        if why:
+            text = describe.slots_given_back(len(joined), self.size, why, pause_s)
+            left.append(events.Notice(time.time(), text))
+        return left
 
 
 def _joining() -> Joining:

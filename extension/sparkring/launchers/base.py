@@ -130,6 +130,9 @@ class Launcher(ABC):
 
     If `one_by_one` is true, members may start at different times, and a member that is lost before all are up may be
     replaced. The gang then asks gives_back() whether the members that have connected should go on waiting for others.
+
+    If some members cannot connect to the driver, the launcher may find another way for all of them. It then ends the
+    others and sets `starts_over`, and the gang calls start_again().
     """
 
     bind_host = host = "127.0.0.1"
@@ -138,7 +141,7 @@ class Launcher(ABC):
     slow_after_s = 5.0
     give_up_after_s = 120.0
     code: Code | None = None
-    one_by_one = False
+    one_by_one = starts_over = False
 
     @abstractmethod
     def start(self, size: int, ticket: Ticket) -> None:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 _UNREACHED = "ConnectionError: sparkring: "  # how the error of a barrier stage names a member that cannot connect
 
-COUNT_EVERY_S = 1.0
+COUNT_EVERY_S, LOOK_S = 1.0, 0.1
 CANCEL_S, CANCEL_AGAIN_S = 10.0, 0.2  # for how long, and how often, stop() cancels the stage
 # Members give their slots back if nothing has changed for at least JOIN_S, or for as long as an executor may be idle.
 # The pause before the next start is longer than that, so that another application can get their executors.
@@ -99,6 +99,7 @@ class SparkLauncher(Launcher):
         self._patience = random.uniform(1.0, 2.0)
         self._most_slots = 0  # the most slots that Spark has had when members waited for others
         self._stopping = threading.Event()
+        self._settled = threading.Event()  # the stage has ended, or its members could not connect
         self._all_up = False
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
@@ -164,7 +165,12 @@ class SparkLauncher(Launcher):
                     both = "executors can connect neither to this machine nor to one another"
                     raise LaunchError(f"{both}: {unreached} {self._cluster.reachable_by}")
                 if unreached:
+                    self.starts_over = True
+                    self._settled.set()
                     self._route.open(order.ticket.port, unreached)
+                    while self._next is None:
+                        if self._stopping.wait(LOOK_S):
+                            return
                 if self._next is not None:
                     self._cancel_at = math.inf
                     if self._stopping.wait(self._pause_s):
@@ -176,6 +182,7 @@ class SparkLauncher(Launcher):
                 self._python = executors_python(self._cluster)
         finally:
             self._ended = True
+            self._settled.set()
 
     def _run_stage(self, size: int, order: MemberTask) -> str:
         """Run the members until they exit. If one could not connect to the ticket's address, return why."""
@@ -218,6 +225,10 @@ class SparkLauncher(Launcher):
         return True
 
     def start_again(self, ticket: Ticket) -> float:
+        if self.starts_over:
+            self._settled.clear()
+            self.starts_over, self._pause_s, self._next = False, 0.0, ticket
+            return 0.0
         # Each pause is random, and may be longer than the one before: so two rings do not meet again and again.
         pause_s = max(JOIN_S, idle_s(self._cluster)) * random.uniform(1.0, 1.0 + self._starts)
         self._pause_s = min(pause_s, LONGEST_PAUSE_S)
@@ -254,8 +265,8 @@ class SparkLauncher(Launcher):
 
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
         # Spark restarts a lost task of an ordinary stage, so the stage does not end, and waiting would be useless.
-        if self._thread is not None and wait_s > 0 and self._formation is Formation.BARRIER:
-            self._thread.join(wait_s)
+        if wait_s > 0 and self._formation is Formation.BARRIER:
+            self._settled.wait(wait_s)
         if not self._cluster.is_reachable(SERVER_LOST_S):  # pyspark tries again for minutes
             return MemberLost("the server of Spark Connect does not answer: it has ended, or the network is down.")
         if self._route.problem:
