@@ -43,10 +43,11 @@ def horovod_estimator(folder: Path, **settings: Any) -> Any:
     return KerasEstimator(backend=SparkBackend(2, verbose=0), store=Store(str(folder / "store")), **settings)
 
 
-def torch_distributor_sum(*, local: bool) -> Measured:
+def torch_distributor_sum(*, local: bool, connect: bool = False) -> Measured:
     from pyspark.ml.torch.distributor import TorchDistributor
 
-    spark_session()
+    if not connect:
+        spark_session()
     names: dict[str, Any] = {"__name__": "__main__"}  # so that the function is sent by value, as in a notebook
     exec(cell("torch_sum"), names)
     begun = time.perf_counter()

@@ -36,6 +36,7 @@ sys.dont_write_bytecode = False
 
 import burst  # noqa: E402
 import checkpoints  # noqa: E402
+import connect  # noqa: E402
 import death  # noqa: E402
 import estimators  # noqa: E402
 import gpu  # noqa: E402
@@ -74,6 +75,7 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "lines": warm.lines,
     "torchrun": warm.torch,
     "tunnel": tunnel.ways,
+    "connect": connect.sessions,
     "reading": reading.parquet,
     "together": reading.together,
     "tfrecord": reading.tfrecord,
