@@ -95,9 +95,9 @@ class _Connection:
         """
         if self._connected:
             return 0.0
-        if self._lost_at is None:
-            self._lost_at = time.monotonic()
         began = self._lost_at
+        if began is None:
+            began = self._lost_at = time.monotonic()
         self._channel.unsubscribe(self._note)  # a connection that was lost or idle is made again only for a new call
         self._channel.subscribe(self._note, try_to_connect=True)
         return time.monotonic() - began
