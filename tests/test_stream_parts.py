@@ -512,7 +512,7 @@ def used(items: Any, *, fails_at: int | None = None, saved_up_to: int | None = N
             source.forget(batch.batch_id)
 
     try:
-        source.run(-1, "", train, lambda: len(found) >= most)
+        source.run(-1, "", train, lambda: len(found) >= most, print)
     except ZeroDivisionError:
         assert fails_at is not None
     return found
@@ -542,12 +542,12 @@ def test_a_stop_loses_no_item_of_an_iterator() -> None:
 
     items = slow()
     source = IteratorSource(items, "items", StreamOptions())
-    source.run(-1, "", lambda batch: source.forget(batch.batch_id), computing.is_set)
+    source.run(-1, "", lambda batch: source.forget(batch.batch_id), computing.is_set, print)
     threading.Timer(0.1, may_go_on.set).start()
     found: list[int] = []
     second = IteratorSource(items, "items", StreamOptions())
     with pytest.raises(DataError, match="items raised OSError: the source is gone"):
-        second.run(-1, "", lambda batch: found.append(batch.batch_id), lambda: False)
+        second.run(-1, "", lambda batch: found.append(batch.batch_id), lambda: False, print)
     assert found == [1]
 
 
@@ -566,10 +566,10 @@ class Table:
 def test_an_iterable_can_begin_with_a_later_batch() -> None:
     found: list[int] = []
     source = IteratorSource(Table(), "table", StreamOptions())
-    source.run(2, "", lambda batch: found.append(batch.batch_id), lambda: False)
+    source.run(2, "", lambda batch: found.append(batch.batch_id), lambda: False, print)
     assert found == [3, 4]
     with pytest.raises(DataError, match=r"table\.from_batch\(6\) raised LookupError: no batch 6"):
-        source.run(5, "", lambda batch: None, lambda: False)
+        source.run(5, "", lambda batch: None, lambda: False, print)
 
 
 def test_the_cause_if_several_ranks_die_between_two_batches():

@@ -229,7 +229,7 @@ class StreamRun:
             if begun.restored < self._done:  # newer checkpoints are damaged
                 prepared.source.check(begun.restored)
             self._done = self._saved = begun.restored
-            prepared.source.run(self._done, begun.position, self._train, self._ending)
+            prepared.source.run(self._done, begun.position, self._train, self._ending, recorder.notice)
             self._save_the_rest()
         except RingEnded as error:
             record = close(recorder, error.outcome)

@@ -42,7 +42,8 @@ class StreamSource(Protocol):
 
     run() calls `train` with one micro-batch after another, in any thread, until there are no more or `stops()` becomes
     true. The state already includes the batches up to `done`: the source may leave them out, and `train` ignores them.
-    `position` is the position after the batch `done`. check() raises an error if the source cannot continue from there.
+    `position` is the position after the batch `done`. `notice` shows a sentence to the user. check() raises an error if
+    the source cannot continue from there.
     The source is told when the ranks have trained on a batch that may have to be used again, and when a batch and all
     earlier ones will not be used again: when a checkpoint includes them or, without checkpoints, at once.
     """
@@ -50,7 +51,14 @@ class StreamSource(Protocol):
     described: str
 
     def check(self, done: int) -> None: ...
-    def run(self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]) -> None: ...
+    def run(
+        self,
+        done: int,
+        position: str,
+        train: Callable[[MicroBatch], None],
+        stops: Callable[[], bool],
+        notice: Callable[[str], None],
+    ) -> None: ...
     def batch_is_done(self, batch: MicroBatch) -> None: ...
     def forget(self, batch_id: int) -> None: ...
 
@@ -81,7 +89,14 @@ class IteratorSource:
         if self._items is not None:
             self._items.forget(batch_id)
 
-    def run(self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]) -> None:
+    def run(
+        self,
+        done: int,
+        position: str,
+        train: Callable[[MicroBatch], None],
+        stops: Callable[[], bool],
+        notice: Callable[[str], None],
+    ) -> None:
         watch = self._iterable if isinstance(self._iterable, Watch) else None
         first = 0
         iterable = self._iterable
@@ -101,7 +116,7 @@ class IteratorSource:
         earlier = next((other for other in _ended if other.iterator is iterator), None) if is_held else None
         self._items = items = _Items(iterator, self.described, first, earlier)
         try:
-            self._run(items, watch, done, train, stops)
+            self._run(items, watch, done, train, stops, notice)
         finally:
             if watch is not None:
                 watch.stop()
@@ -116,7 +131,9 @@ class IteratorSource:
         done: int,
         train: Callable[[MicroBatch], None],
         stops: Callable[[], bool],
+        notice: Callable[[str], None],
     ) -> None:
+        passes = False
         due = time.monotonic()
         while not poll_until(stops, due, every_s=LOOK_EVERY_S):
             began = time.perf_counter()
@@ -126,7 +143,10 @@ class IteratorSource:
                 return
             batch_id, item = entry
             if batch_id <= done:
-                due = 0.0
+                if not passes:
+                    which = f"batch {done:,}" if batch_id == done else f"batches {batch_id:,}–{done:,}"
+                    notice(f"passes over {which} of {self.described}, which the checkpoint already includes")
+                passes, due = True, 0.0
                 items.forget(batch_id)
                 continue
             waited_s = time.perf_counter() - began

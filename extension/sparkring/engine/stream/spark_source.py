@@ -70,7 +70,14 @@ class SparkSource:
                 f"{max(committed)}: the batches in between cannot be used again. Start over with --fresh."
             )
 
-    def run(self, done: int, position: str, train: Callable[[MicroBatch], None], stops: Callable[[], bool]) -> None:
+    def run(
+        self,
+        done: int,
+        position: str,
+        train: Callable[[MicroBatch], None],
+        stops: Callable[[], bool],
+        notice: Callable[[str], None],
+    ) -> None:
         """Train on the batches of the replay log, then on those that Spark delivers."""
         logged = [] if self._log is None else self._log.after(done)
         for entry in logged:

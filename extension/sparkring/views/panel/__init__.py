@@ -139,12 +139,13 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                 for message in whole(record, time.time()):
                     self._post(message)
 
-    def announce(self) -> None:
+    def announce(self, foreground: str) -> None:
         """Announce this widget's model to all pages again, and send them every run that is in progress.
 
         A page that is loaded while a cell is running cannot ask the kernel for the model, so it needs the announcement.
-        Such a page shows no Stop button, since the kernel would not receive the page's messages. A page that already
-        knows the model replaces it with the announced model.
+        The kernel would not receive the page's messages either, so the page is told that the run `foreground` belongs
+        to the running cell: Stop then interrupts this cell. A page that already knows the model replaces it with the
+        announced model.
         """
         self._sender = self
         for widget in (self.layout, self):
@@ -155,6 +156,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                 if record.outcome is None:
                     for message in whole(record, time.time()):
                         self._post(message)
+            self._post({"run": foreground, "kind": "foreground"})
 
     def _post(self, message: Message) -> None:
         # Each run sends messages from its own thread. Context.run() raises an error if another thread is using the same
@@ -247,7 +249,7 @@ class _Foreground:
             self._announce_at = [now + after_s for after_s in AGAIN_AFTER_S]
         if self._announce_at and now >= self._announce_at[0]:
             self._announce_at.pop(0)
-            self._page.announce()
+            self._page.announce(self._run)
 
     def close(self) -> None:
         if self._connections is not None:
@@ -308,12 +310,13 @@ class PanelView:
         """Show how the run ended: in the panel, if there is one, and in the static view."""
         if self._foreground is not None:
             self._foreground.close()
-        self._static.close(record)
-        if not describe.quick(record):
-            self._tell(record)
+        quick = describe.quick(record)
+        if not quick:
+            self._tell(record)  # before the static view, which can take seconds to draw
             assert self._page is not None
             self._page.end(record)
-        elif self._page is not None:
+        self._static.close(record)
+        if quick and self._page is not None:
             self._page.forget(record)
         self._over = True
         self._remove_views()

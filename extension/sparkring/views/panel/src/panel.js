@@ -139,7 +139,7 @@ export class Panel {
 
   stopRun() {
     this.run.stop();
-    this.buttons[this.tab].focus(); // Stop will be disabled; without this line, the page would get the focus
+    if (this.run.stopping) this.buttons[this.tab].focus(); // Stop will be disabled; without this line, the page would get the focus
   }
 
   async runAgain() {
@@ -219,7 +219,7 @@ export class Panel {
   }
 
   drawState() {
-    const { state, stops, stopping, answers } = this.run;
+    const { state, stoppable, stopping, asked, answers } = this.run;
     this.stateDirty = false;
     if (!state) return;
     const over = state.ended > 0, now = this.now();
@@ -232,9 +232,9 @@ export class Panel {
     this.root.setAttribute("aria-label", `Distributed run: ${state.title} (${this.run.id})`); // unique, because screen readers list the regions of a page
     put(this.facts, [...state.facts, over ? state.took : ticking(now - state.started)].join(" · "));
     this.allow.hidden = !mayAsk(state);
-    this.stop.hidden = over || !stops;
+    this.stop.hidden = over || !stoppable;
     this.stop.disabled = stopping;
-    put(this.stop, stopping ? "stopping …" : "■ Stop");
+    put(this.stop, stopping ? "stopping …" : asked ? "■ Stop again" : "■ Stop");
     const share = state.state === "finished" ? 1 : state.fraction;
     this.bar.style.width = `${100 * (share ?? 0)}%`;
     if (share == null) this.bar.removeAttribute("aria-valuenow"); // how much is left is not known

@@ -36,7 +36,8 @@ class Run {
     this.curves = null; // the last message of kind "charts", with all points
     this.displays = null; // the displays in the last message of kind "displays", with their HTML
     this.offset = 0; // this machine's clock minus the kernel's, in seconds
-    this.heard = this.stops = this.stopping = this.answers = false;
+    this.heard = this.stops = this.answers = this.interrupts = false;
+    this.asked = 0; // how often this page has asked the run to stop
     this.panels = new Map(); // maps the places in the page to the panels there
     // This style hides the static view of the run. It is in the page while at least one panel shows the run.
     this.hides = make("style", {}, `[data-sparkring-static="${CSS.escape(id)}"] { display: none; }`);
@@ -61,10 +62,11 @@ class Run {
     else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "charts") this.curves = joined(this.curves, message);
     else if (message.kind === "displays") this.displays = known(this.displays, message);
+    else if (message.kind === "foreground") this.interrupts = Boolean(this.kernel?.interrupt);
     else if (message.kind === "heard") Object.assign(this, { heard: true, stops: message.stops, answers: message.answers });
     for (const panel of this.panels.values()) {
       if (message.kind === "sections") Object.keys(message.html).forEach((name) => panel.htmlDirty.add(name));
-      if (["state", "usage", "heard"].includes(message.kind)) panel.scheduleState();
+      if (["state", "usage", "heard", "foreground"].includes(message.kind)) panel.scheduleState();
       else panel.schedule();
     }
   }
@@ -90,9 +92,18 @@ class Run {
     for (const panel of this.panels.values()) panel.scheduleState();
   }
 
+  get kernel() { return this.model.widget_manager?.kernel; }
+
+  // Whether the user can stop the run. The second request to a stream also ends its current batch.
+  get stoppable() { return this.stops || this.interrupts; }
+  get stopping() { return this.asked > (this.state?.streamed ? 1 : 0); }
+
+  // Stop the run. If the kernel gets no messages from this page because a cell is running, and the run is that cell, interrupt
+  // the cell, as the application's own button does.
   stop() {
-    this.stopping = true;
-    this.model.send({ kind: "stop", run: this.id });
+    this.asked += 1;
+    if (this.stops) this.model.send({ kind: "stop", run: this.id });
+    else this.kernel.interrupt();
     for (const panel of this.panels.values()) panel.scheduleState();
   }
 
