@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from sparkring.history import describe, progress
 from sparkring.history.describe import continued, counted, dotted, duration, first_line, step_noun, without_traceback
 from sparkring.history.lines import is_noise
 from sparkring.history.record import Attempt, LogLine, RunRecord
@@ -71,6 +72,21 @@ def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
             took = duration(attempt.ended - attempt.started)
             lines.append(f"attempt {attempt.number} ended after {took}: {_reason(record, attempt)}")
     return lines
+
+
+def notices(record: RunRecord, most: int) -> list[str]:
+    """Return the run's last notices, at most `most`, and before them what ended the attempt before the last restart."""
+    notices = describe.notices(record, most)
+    if len(record.attempts) < 2:
+        return notices
+    before, attempt = record.attempts[-2:]
+    words = [f"attempt {before.number} ended: {why(before)}"]
+    if attempt.checkpoint:
+        goes_on = "continued" if attempt.restored else "continues"
+        lost = progress.steps_lost(record)
+        lost_words = "" if lost is None else f", {counted(lost, step_noun(record))} lost"
+        words.append(f"{goes_on} {continued(record, attempt.step)}{lost_words}")
+    return ["; ".join(words), *notices]
 
 
 def _chapter(record: RunRecord, at: int) -> Chapter:

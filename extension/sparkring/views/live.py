@@ -39,7 +39,7 @@ from sparkring.history.events import Displayed
 from sparkring.history.item_records import ItemRecord
 from sparkring.history.record import LogLine, RankRecord, RunRecord, Sample
 from sparkring.history.stream_records import StreamRecord
-from sparkring.views import displays
+from sparkring.views import attempts, displays
 from sparkring.views.charts import charts, since
 from sparkring.views.description import Moment
 from sparkring.views.markup import log_text
@@ -331,7 +331,7 @@ def state_message(record: RunRecord, now: float) -> Message:
         "progress": words,
         "left": left,
         "last": describe.metric_words(record, 4),
-        "notices": describe.notices(record, NOTICES),
+        "notices": attempts.notices(record, NOTICES),
         "notify": record.notify,
         "asks": [
             {name: getattr(asked, name) for name in ("rank", "number", "time", "hidden")}
@@ -350,18 +350,19 @@ def state_message(record: RunRecord, now: float) -> Message:
 def usage_message(record: RunRecord, now: float) -> Message:
     """Return the resources that each rank uses, and the percentage of the time that it waits for data.
 
-    `used` and `waiting` are columns, or empty if nothing is known. `starves` holds the running ranks that wait too
-    long, and `starving` says so.
+    `used` and `waiting` are columns, or empty if nothing is known. Ranks that have ended use nothing. `starves` holds
+    the running ranks that wait too long, and `starving` says so.
     """
     if record.items is not None:  # the ranks of a pool have no tiles
         return _NO_USAGE
     waits = reading.waits(record, now)
     percent = {rank: round(100 * (wait.waiting or 0.0)) for rank, wait in waits.items()}
     running = {rank.rank for rank in record.ranks if rank.state == "running"}
+    used = [_used(rank) if rank.rank in running else None for rank in record.ranks]
     starves = [rank for rank, wait in waits.items() if wait.mark == "starves" and rank in running]
     return {
         "kind": "usage",
-        "used": [_used(rank) for rank in record.ranks] if any(rank.used for rank in record.ranks) else [],
+        "used": used if any(used) else [],
         "waiting": [percent.get(rank.rank) for rank in record.ranks] if waits else [],
         "starves": starves,
         "starving": describe.starving_words({rank: percent[rank] for rank in starves}),

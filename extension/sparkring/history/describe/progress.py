@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from sparkring.history import metrics
 from sparkring.history.describe.item_runs import items, items_rate
-from sparkring.history.describe.run import elapsed_s, ranks, states
+from sparkring.history.describe.run import after_restarts, elapsed_s, ranks, states
 from sparkring.history.describe.streams import step_noun, stream
 from sparkring.history.describe.text import (
     METRICS_NAMED,
@@ -28,14 +28,15 @@ _SHORT_LINES, _SHORT_CHARACTERS = 10, 200
 
 
 def took(record: RunRecord, now: float) -> str:
-    """Say how long the run took, or has taken so far. If the run ended before its ranks were up, say so.
+    """Say how long the run took, or has taken so far: `42 s after 1 restart`.
 
-    After a run of items, the text includes the rate at which items ended: `42 s · 7.1 items/s`.
+    If the run ended before its ranks were up, say so. After a run of items, the text includes the rate at which items
+    ended: `42 s · 7.1 items/s`.
     """
     if not record.ended:
         return duration(int(elapsed_s(record, now)))
     when = "" if record.running_since or len(record.attempts) > 1 else ", before the ranks were up"
-    return dotted(duration(elapsed_s(record, now)) + when, items_rate(record, now))
+    return dotted(duration(elapsed_s(record, now)) + when + after_restarts(record), items_rate(record, now))
 
 
 def outcome(record: RunRecord) -> str:
@@ -62,9 +63,7 @@ def outcome(record: RunRecord) -> str:
 
 def closing(record: RunRecord, now: float) -> str:
     """Say in one line how a run ended, how long it took, which step was saved last, and what the last metrics were."""
-    took = duration(elapsed_s(record, now) if record.ended else int(elapsed_s(record, now)))
-    if len(record.attempts) > 1:
-        took += f" after {counted(len(record.attempts) - 1, 'restart')}"
+    took = duration(elapsed_s(record, now) if record.ended else int(elapsed_s(record, now))) + after_restarts(record)
     if record.stream is not None:
         running_or_well = record.outcome in (None, "finished")
         words = [outcome(record), took, "" if running_or_well else stream(record)]

@@ -34,7 +34,7 @@ def ranks(record: RunRecord) -> str:
 def facts(record: RunRecord) -> list[str]:
     """Say how many ranks there are, where they run, which framework connects them, and which attempt this is.
 
-    The attempt is left out if it is the first. A warm gang is named, too.
+    The attempt is left out if it is the first, or if the run has ended. A warm gang is named, too.
     """
     place = f"on {_PLACES.get(record.where, record.where)}"
     if record.items is not None:
@@ -48,10 +48,16 @@ def facts(record: RunRecord) -> list[str]:
 
 def _attempt(record: RunRecord) -> list[str]:
     """Return the number of the current attempt, as in `attempt 2 of 4`; [] for the first attempt."""
-    if len(record.attempts) < 2:
+    if len(record.attempts) < 2 or record.ended:
         return []
     number, most = record.attempts[-1].number, record.attempts[-1].most
     return [f"attempt {number}" + (f" of {most}" if most >= number else "")]
+
+
+def after_restarts(record: RunRecord) -> str:
+    """Say how often the run was restarted: ` after 2 restarts`; '' if never."""
+    count = len(record.attempts) - 1
+    return f" after {counted(count, 'restart')}" if count > 0 else ""
 
 
 def quick(record: RunRecord) -> bool:

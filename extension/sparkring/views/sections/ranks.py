@@ -134,7 +134,7 @@ def _tile(record: RunRecord, rank: RankRecord, ranks: dict[str, Any], waits: Map
         "pid": rank.pid or None,
         "lines": rank.line_count if rank.pid else None,
         "silence": silence_s,
-        "usage": usage_words(rank.used),
+        "usage": usage_words(rank.used if rank.state == "running" else None),
         "waits": waits.get(at),
     }
     sign, state = STATES[ranks["state"][at]]

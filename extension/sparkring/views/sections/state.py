@@ -6,6 +6,7 @@ import time
 
 from sparkring.history import describe, progress
 from sparkring.history.record import RunRecord
+from sparkring.views import attempts
 from sparkring.views.markup import note, text
 from sparkring.views.sections import Form
 
@@ -42,7 +43,7 @@ def waiting_html(record: RunRecord) -> str:
 
 def notices_html(record: RunRecord, form: Form) -> str:
     """Return the last notices: at most three in the form "stacked", else ten, and which metrics are not finite."""
-    return "".join(note(f"⚑ {notice}") for notice in describe.notices(record, 3 if form == "stacked" else 10))
+    return "".join(note(f"⚑ {notice}") for notice in attempts.notices(record, 3 if form == "stacked" else 10))
 
 
 def progress_html(record: RunRecord, now: float) -> str:

@@ -91,7 +91,7 @@ export class RankView {
     put(who, many ? sign : `${rank} ${sign}${place && ` ${place}`}`);
     if (!many) {
       const facts = [silent && `⏸ ${words.silence}`, words.behind && `▼ ${words.behind}`, starves && words.waits,
-        !silent && letter === "r" && words.rate, !usage.used[rank] && words.gpu, ranks.hosts.length > 1 && host].filter(Boolean).map((words) => words.replaceAll(" ", "\u00a0")).join(" ·\u00a0");
+        !silent && letter === "r" && words.rate, letter === "r" && !usage.used[rank] && words.gpu, ranks.hosts.length > 1 && host].filter(Boolean).map((words) => words.replaceAll(" ", "\u00a0")).join(" ·\u00a0");
       if (told.dataset.facts !== facts) told.dataset.facts = facts;
       bar.firstChild.style.width = `${100 * (done ?? 0)}%`;
       bar.style.visibility = done == null ? "hidden" : "";
@@ -118,10 +118,10 @@ export class RankView {
       while (place.children.length < shown.length) place.append(make("span", { class: "sr-figure" }, drawing("sr-spark", WIDTH, HEIGHT)));
       shown.forEach((field, at) => {
         const figure = place.children[at], value = usage.of(rank, field), [name, write] = FIGURES[field];
-        const words = value === null ? "" : `${name} ${write(value)}`.trim();
+        const words = value === null ? "" : `${name} ${write(value)}`.trim(), drawn = words && curves[rank][field];
         if (figure.dataset.words !== words) figure.dataset.words = words;
         const path = figure.firstChild.firstChild;
-        if (path.getAttribute("d") !== curves[rank][field]) path.setAttribute("d", curves[rank][field]);
+        if (path.getAttribute("d") !== drawn) path.setAttribute("d", drawn);
       });
     }
   }
