@@ -100,8 +100,10 @@ export class LogView {
       this.panel.schedule();
     });
     this.box.addEventListener("keydown", (event) => {
-      if (event.key === "/" && this.search.isConnected) { // the Items tab shows the box without the toolbar
-        this.search.focus();
+      const { log, overview } = this.panel;
+      if (event.key === "/" && [log, overview.log].includes(this)) { // not the lines of one item, which have no toolbar
+        this.panel.select("logs");
+        log.search.focus();
         event.preventDefault();
       } else if (event.key === "Escape") this.clearSearch();
       else if (event.key === "End") this.setFollow(true);

@@ -2,7 +2,7 @@
 
 import { ChartsView } from "./charts.js";
 import { make, put } from "./elements.js";
-import { LogView } from "./log.js";
+import { LOOK, LogView } from "./log.js";
 import { counted } from "./words.js";
 
 // px: charts are higher than LEAST_ROOM; in a narrow panel, the lines below the charts need BELOW (see panel.css)
@@ -12,9 +12,10 @@ export class Overview {
   constructor(panel) {
     this.panel = panel;
     this.charts = new ChartsView(panel, () => panel.chartRoom(this.element) - (this.isNarrow() ? BELOW : 0));
-    this.log = new LogView(panel);
+    this.log = new LogView(panel, { get wrap() { return LOOK.wrap; } });
+    this.bar = make("div", { class: "sr-logbar" }, make("span", { class: "sr-spring" }), this.log.lookButtons.wrap);
     this.sentence = make("div", { class: "sr-empty", role: "status" });
-    this.right = make("div", { class: "sr-overlog" }, this.sentence, this.log.box);
+    this.right = make("div", { class: "sr-overlog" }, this.sentence, this.bar, this.log.box);
     this.element = make("div", { class: "sr-overview" }, this.charts.element, this.right);
   }
 
@@ -30,7 +31,7 @@ export class Overview {
     const drawn = Boolean(curves?.charts.length), printed = lines.spoken;
     this.element.classList.toggle("sr-uncharted", !drawn);
     this.sentence.hidden = printed;
-    this.log.box.hidden = !printed;
+    this.log.box.hidden = this.bar.hidden = !printed;
     if (!printed) put(this.sentence, sentence(state, drawn));
     return printed ? this.log.draw() : true;
   }
