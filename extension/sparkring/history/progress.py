@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections import deque
@@ -118,6 +119,7 @@ class _Course:
             epoch=at.epoch if metrics.epoch is None else metrics.epoch,
             epochs=at.epochs if metrics.epochs is None else metrics.epochs,
             steps=at.steps if metrics.steps is None else metrics.steps,
+            iterations=at.iterations if metrics.iterations is None else metrics.iterations,
         )
 
     def advanced(self, metrics: Metrics, done: float | None) -> None:
@@ -197,7 +199,7 @@ def slowest(record: RunRecord, now: float) -> Progress | None:
 @remembered("metrics", "attempts")
 def _courses(record: RunRecord) -> dict[int, _Course]:
     """Return the _Course of each rank that reports epochs or steps in the newest attempt."""
-    counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
+    counting = [m for m in record.metrics if m.epoch is not None or m.step is not None or m.iterations is not None]
     by = "epoch" if any(m.epoch is not None for m in counting) else "step"
     first, restarts = first_epoch(record), restarts_of(record)
     courses: dict[int, _Course] = {}
@@ -223,6 +225,27 @@ def _reported_before(record: RunRecord) -> set[int]:
     """Return the ranks that reported epochs or steps before the last restart."""
     restarted = max(restarts_of(record), default=-math.inf)
     return {m.rank for m in record.metrics if m.time < restarted and (m.epoch is not None or m.step is not None)}
+
+
+@remembered("metrics", "attempts")
+def steps_lost(record: RunRecord) -> int | None:
+    """Return how many steps before the last restart were not saved; None if this is not known.
+
+    It is known only if the ranks report each step, numbered like the checkpoints, and no epochs.
+    """
+    restarts = restarts_of(record)
+    if not restarts or any(m.epoch is not None for m in record.metrics):
+        return None
+    attempts: tuple[set[int], ...] = tuple(set() for _ in record.attempts)
+    for m in record.metrics:
+        if m.step is not None:
+            attempts[bisect.bisect_right(restarts, m.time)].add(m.step)
+    before, since = attempts[-2:]
+    if not before or not since:
+        return None
+    saved, first, last = record.attempts[-1].step, min(since), max(before)
+    is_known = saved <= first <= saved + 1 and first - 1 <= last and before.issuperset(range(first, last + 1))
+    return last - first + 1 if is_known else None
 
 
 def places(record: RunRecord) -> dict[int, Metrics]:
@@ -278,6 +301,8 @@ def _done(metrics: Metrics, first: int) -> float | None:
         return min(1.0, max(0.0, (metrics.epoch - first + within) / metrics.epochs))
     if metrics.epoch is None and metrics.steps and metrics.step is not None:
         return within
+    if metrics.iterations is not None:
+        return metrics.iterations[0] / metrics.iterations[1]
     return None
 
 

@@ -7,10 +7,12 @@ calls them can first be tried in the notebook.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
+from sparkring.runtime import loops
 from sparkring.wire.messages import Metrics, Told, UserMessage
 
 MESSAGE_CHARACTERS = 4_000  # longer messages are cut off, as the documentation of HorovodRunner says
@@ -83,7 +85,8 @@ def log(
         number = _count(epoch)
         if number is not None and number + 1 == _epoch:
             number = _epoch  # the user counts epochs from 0, but sparkring's reports for Keras count them from 1
-        tell(Metrics(checked, _count(step), number, _count(steps), _count(epochs)))
+        iterations = loops.completed(sys._getframe(1)) if steps is None and epochs is None else None
+        tell(Metrics(checked, _count(step), number, _count(steps), _count(epochs), iterations=iterations))
 
 
 def numbers(logs: Any) -> dict[str, float]:

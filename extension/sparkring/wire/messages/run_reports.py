@@ -54,7 +54,8 @@ class Metrics(NamedTuple):
     """Numbers that a rank reported.
 
     `epochs` is the total number of epochs, and `steps` is the total number of steps in an epoch, if they are known.
-    Under Keras, `step` counts from 1 within the epoch; with log(), it is the number that the user passes.
+    Under Keras, `step` counts from 1 within the epoch; with log(), it is the number that the user passes. `iterations`
+    has the completed iterations of the cell's training loop, and their number, if they are known.
     """
 
     values: dict[str, float]
@@ -63,6 +64,7 @@ class Metrics(NamedTuple):
     steps: int | None = None
     epochs: int | None = None
     ends_epoch: bool = False
+    iterations: tuple[int, int] | None = None
     time: float = 0.0
     rank: int = 0
 
