@@ -68,13 +68,20 @@ class RunFailed(SparkringError):
     """A rank failed and the gang was ended.
 
     `record` holds everything that is known about the run: the failure, each rank's last lines, metrics. `values` maps
-    each rank that had already finished to its value.
+    each rank that had already finished to its value. `brief` is what IPython shows in place of the message, if the
+    panel above the error shows the rest.
     """
 
-    def __init__(self, message: str, *, record: RunRecord, values: dict[int, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, *, record: RunRecord, values: dict[int, Any] | None = None, brief: str = ""
+    ) -> None:
         super().__init__(message)
         self.record = record
         self.values = dict(values or {})
+        self._brief = brief
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self._brief or self}"]
 
 
 class ItemsFailed(RunFailed):

@@ -52,6 +52,7 @@ Message = dict[str, Any]
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
 PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, because the ranks may need the processor
 NOTICES = 5
+HINT_AFTER = 3  # reports of each rank: from then on, a page says how the end of the run becomes known
 ITEM_DETAILS = ("began", "advice", "parameters", "by", "curves")
 # If there are more ranks, the page shows no lanes, and needs no samples.
 MOST_LANES = 32
@@ -305,6 +306,8 @@ def state_message(record: RunRecord, now: float) -> Message:
     if slowest:
         words = describe.progress_words(slowest._replace(left_s=None), running=running, lags=bool(lags))
     left = describe.left_words(slowest) if slowest and running else ""
+    if running and fraction is None and len(record.metrics) >= HINT_AFTER * record.size:
+        left = "log() shows how much is left if it gets steps= or epochs="
     if record.items is not None:
         fraction, words, left = record.items.fraction, "", ""
         if running:

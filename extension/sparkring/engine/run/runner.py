@@ -11,6 +11,7 @@ from sparkring.engine.run.restarts import Restarts
 from sparkring.engine.run.result import RunResult
 from sparkring.engine.run.spec import Outcome
 from sparkring.engine.run.supervisor import LiveRun, Supervisor, run_on_fresh_ranks
+from sparkring.engine.run.view import explains_failures
 from sparkring.errors import LaunchError, RunFailed, RunTimeout, SparkringError
 from sparkring.history import describe
 from sparkring.history.record import RunRecord
@@ -28,6 +29,7 @@ class Runner:
         self.recorder = Recorder(view, prepared.started, prepared.notices)
         self.interrupts = interrupts
         self.questions = questions
+        self._brief = explains_failures(view) and not prepared.options.background
 
     def to_the_end(self) -> RunResult:
         """Carry out the run and return its result. The result's `problems` say which values could not be returned.
@@ -49,7 +51,7 @@ class Runner:
                 recorder.close("interrupted" if stopped else "failed", "" if stopped else message)
             raise
         if outcome.ending != "finished":
-            raise error_of(outcome, record)
+            raise error_of(outcome, record, brief=self._brief)
         values, pulled, lost, _ = outcome.results
         result = RunResult(values, pulled, record, tuple(map(str, lost)))
         self.prepared.on_result(result)
@@ -89,8 +91,11 @@ def close(recorder: Recorder, outcome: Outcome) -> RunRecord:
     return recorder.close(ending, outcome.reason, outcome.rank)
 
 
-def error_of(outcome: Outcome, record: RunRecord) -> BaseException:
-    """Return the error that a run raises after an outcome other than "finished"."""
+def error_of(outcome: Outcome, record: RunRecord, *, brief: bool = False) -> BaseException:
+    """Return the error that a run raises after an outcome other than "finished".
+
+    With `brief`, IPython does not repeat what the panel above the error shows.
+    """
     if outcome.error is not None:
         return outcome.error
     if outcome.ending == "interrupted":
@@ -98,5 +103,8 @@ def error_of(outcome: Outcome, record: RunRecord) -> BaseException:
     values = outcome.results.values
     if outcome.ending == "timed out":
         return RunTimeout(outcome.explanation, record=record, values=values)
-    sentences = filter(None, [describe.explain_failure(record), outcome.explanation])
-    return RunFailed("\n\n".join(sentences), record=record, values=values)
+    whole, shown = (
+        "\n\n".join(filter(None, [describe.explain_failure(record, brief=is_brief), outcome.explanation]))
+        for is_brief in (False, brief)
+    )
+    return RunFailed(whole, record=record, values=values, brief=shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkring.engine.run.options import SharedOptions
 from sparkring.history.view import Controls, View
 from sparkring.runtime.kernel import can_ask, in_notebook
-from sparkring.views import open_view, shown
+from sparkring.views import Quiet, open_view, shown
 
 
 def view_of(options: SharedOptions, controls: Controls) -> View:
@@ -16,6 +16,11 @@ def view_of(options: SharedOptions, controls: Controls) -> View:
 def panel_asks(options: SharedOptions) -> bool:
     """Return whether the panel of a run with these options can ask the user a question."""
     return not options.quiet and shown() == "live" and can_ask()
+
+
+def explains_failures(view: View) -> bool:
+    """Return whether a view shows why a run failed, with the lines of code and of the rank."""
+    return not isinstance(view, Quiet) and shown() != "text"
 
 
 def background_view() -> View:

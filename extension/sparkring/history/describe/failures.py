@@ -54,15 +54,18 @@ def explanation(record: RunRecord) -> Explanation | None:
     return _in_the_cell(details, record, rank, failure)
 
 
-def explain_failure(record: RunRecord) -> str:
+def explain_failure(record: RunRecord, *, brief: bool = False) -> str:
     """Explain the failure that ended the run. If no rank failed, return outcome().
 
     The text names the rank and its host, quotes the line of the cell, gives advice, and names secondary failures. It
-    ends with the rank's last lines and the path of its log.
+    ends with the rank's last lines and the path of its log. With `brief`, it leaves out what the panel shows, too: the
+    code, the callers, secondary failures and lines.
     """
     details = explanation(record)
     if details is None:
         return outcome(record)
+    if brief:
+        details = details._replace(source=(), callers=(), followers="", last_lines=())
     width = max((len(str(line.number)) for line in details.source), default=1)
     code = [
         f"{'→' if line.number == details.line else ' '} {line.number:>{width}}  {line.text}".rstrip()
