@@ -111,7 +111,7 @@ EXAMPLES: list[Message] = [
     messages.CommandFailed("python train.py", 1),
     messages.InputRequested(1, "name? ", True),
     messages.InputEnded(1),
-    messages.Metrics({"loss": 0.5, "nan": float("inf")}, step=3, epoch=None, steps=10),
+    messages.Metrics({"loss": 0.5, "nan": float("inf")}, step=3, epoch=None, steps=10, iterations=(1, 8)),
     messages.Displayed(1, "image/png", b"png", "<Figure>", 3, item=7),
     messages.ItemMeasured(1.5, 0.5, 1.0, 10, 20, 30, 40, 2, 50, 60, 240, 32),
     messages.DataOpened(0, "data", "parquet", ("a", "b"), "a > 1", "v1", 2, 4, 100, 1000, 32),

@@ -518,6 +518,17 @@ def used(items: Any, *, fails_at: int | None = None, saved_up_to: int | None = N
     return found
 
 
+def test_what_the_checkpoint_includes_is_passed_over() -> None:
+    batches, notices = [], []
+    source = IteratorSource(list(numbers(5)), "items", StreamOptions())
+    source.run(2, "", lambda batch: batches.append(batch.batch_id), lambda: False, notices.append)
+    assert batches == [3, 4]
+    [notice] = notices
+    assert "0–2" in notice
+    source.run(-1, "", lambda batch: None, lambda: False, notices.append)
+    assert len(notices) == 1
+
+
 def test_another_stream_continues_with_an_iterator() -> None:
     """A batch whose training failed, and batches whose effect was not saved, are used again."""
     items = numbers(9)

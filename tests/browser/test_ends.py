@@ -219,6 +219,19 @@ def test_jupyters_own_interrupt(notebook: Notebook) -> None:
     was_interrupted(notebook, panel)
 
 
+@pytest.mark.versions("of JupyterLab, whose connection to the kernel interrupts the cell")
+def test_stop_in_a_page_that_is_loaded_while_the_cell_runs(notebook: Notebook) -> None:
+    panel = running(notebook)
+    notebook.save()
+    notebook.reload()
+    stop = panel.get_by_role("button", name="■ Stop")
+    expect(stop).to_be_visible()
+    stop.click()
+    expect(state(panel)).to_have_text("interrupted")
+    expect(stop).to_be_hidden()
+    expect(notebook.page.locator("#jp-main-statusbar")).to_contain_text("| Idle")
+
+
 def test_a_page_that_was_not_ready_for_the_first_messages(notebook: Notebook) -> None:
     """A slow page loads the panel's script late, and its questions may reach the kernel only after the cell."""
     notebook.run(AT_MISSED, wait=True)

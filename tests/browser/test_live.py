@@ -190,6 +190,20 @@ def test_the_overview(live: Watched, shoot: Callable[..., None]) -> None:
     live.tab("Checkpoints").click(force=True)
     expect(live.tab("Overview")).to_have_attribute("aria-selected", "true")
     shoot(live.notebook, "overview", live.panel)
+    # Its lines can be wrapped, as those of the Logs tab, and "/" searches in that tab. The buttons of a chart cover nothing.
+    wrap = live.button("wrap")
+    wrap.click()
+    expect(wrap).to_have_attribute("aria-pressed", "true")
+    expect(overview.locator(".sr-lines")).to_have_class(re.compile("sr-wrapped"))
+    wrap.click()
+    expect(overview.locator(".sr-lines")).not_to_have_class(re.compile("sr-wrapped"))
+    figure = overview.locator("figure").first
+    figure.hover()
+    [caption, buttons] = [figure.locator(each).bounding_box() for each in ("figcaption", ".sr-take")]
+    assert buttons["y"] > caption["y"] + caption["height"]
+    overview.locator(".sr-lines").press("/")
+    expect(live.panel.get_by_label("Search the lines")).to_be_focused()
+    live.tab("Overview").click()
     live.tile(1).click()
     live.page.wait_for_function(
         """(panel) => {
@@ -427,6 +441,10 @@ def test_keys_that_move_within_the_panel(live: Watched) -> None:
     expect(live.tab("Metrics")).to_have_attribute("aria-selected", "true")
     live.page.keyboard.press("ArrowLeft")
     expect(live.tab("Logs")).to_have_attribute("aria-selected", "true")
+    live.to_the_top()
+    lines = live.panel.locator(".sr-tab-logs .sr-lines")
+    lines.press("Space")
+    live.page.wait_for_function("(box) => box.scrollTop > box.clientHeight / 2", arg=lines.element_handle())
     live.tile(0).focus()
     live.page.keyboard.press("ArrowRight")
     expect(live.tile(1)).to_be_focused()

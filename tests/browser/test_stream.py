@@ -69,6 +69,13 @@ def test_a_stream(opened: Opened, tmp_path: Path, shoot: Callable[..., None]) ->
     panel.get_by_role("tab", name="Stream").click()
     assert axe(notebook.page, "[data-windowed-list-index='3'] .sr-panel") == []
     shoot(notebook, "stream-running", notebook.cell(3))
+    stop = panel.locator(".sr-stop")
+    stop.click()  # the stream ends after the batch, which another click would end, too
+    expect(stop).to_be_enabled()
+    expect(panel.locator(".sr-state")).to_have_text("finished")
+    notebook.run(3, wait=True)
+    expect(panel.locator(".sr-notices")).to_contain_text(re.compile(r"passes over batches 0–\d+ of batches\(\)"))
+    expect(words).to_contain_text(said)
     notebook.run(4, wait=True)
     expect(notebook.cell(4).locator(".jp-OutputArea")).to_contain_text(re.compile(r"running\s*batch \d+ · "))
 

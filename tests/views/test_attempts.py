@@ -14,13 +14,15 @@ from sparkring.history.events import (
     CheckpointRestored,
     CheckpointSaved,
     Failure,
+    Metrics,
     Output,
     RankFailed,
     RankStarted,
     RunFinished,
 )
 from sparkring.views.attempt_line import picture
-from sparkring.views.attempts import news, story, why
+from sparkring.views.attempts import news, notices, story, why
+from sparkring.views.live import state_message
 from sparkring.views.sections import restarts
 
 T = 1_700_000_000.0
@@ -51,6 +53,41 @@ def told(replayed):
     The run has a checkpoint directory.
     """
     return lambda *events: [each.line for each in story(replayed(*events, up=False, checkpoint_dir=FOLDER))]
+
+
+def steps(time: float, *numbers: int) -> list[Metrics]:
+    return [Metrics({"loss": 0.5}, step=number, time=time, rank=0) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "lost"),
+    [
+        (range(118, 125), [121], 4),
+        (range(118, 125), [120], 5),  # steps are counted from 0
+        (range(118, 121), [121], 0),
+        (range(118, 125), [], None),
+        (range(100, 150, 10), [130], None),  # not each step is reported
+        (range(3900, 3950), [3800], None),  # the checkpoints count something else
+    ],
+)
+def test_a_notice_names_the_last_restart(replayed, before, since, lost):
+    """It counts the steps that were lost, if they are certain."""
+    record = replayed(
+        *FIRST[:3], *steps(T + 13, *before), *FIRST[3:], *SECOND, *BACK, *steps(T + 17, *since), up=False,
+        checkpoint_dir=FOLDER,
+    )  # fmt: skip
+    [notice] = notices(record, 5)
+    where = "attempt 1 ended: rank 1 on vm was killed by SIGKILL; continued from step 120"
+    assert notice == where + ("" if lost is None else f", {lost} steps lost")
+    assert notices(replayed(*FIRST[:3], up=False), 5) == []
+
+
+def test_the_end_says_how_often_the_run_was_restarted(replayed):
+    events = (*FIRST, *SECOND, *BACK)
+    assert "attempt 2" in state_message(replayed(*events, up=False), T + 18)["facts"]
+    over = state_message(replayed(*events, RunFinished(T + 21, "finished"), up=False), T + 22)
+    assert "attempt 2" not in over["facts"]
+    assert over["took"].endswith(" after 1 restart")
 
 
 def test_a_rank_is_lost_and_the_run_goes_on(told):

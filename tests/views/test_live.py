@@ -186,9 +186,26 @@ def test_what_ranks_use(running):
     record = apply(record, used[0]._replace(cpu_percent=98, time=BEGAN + 10))
     (told,) = of_kind(feed.news(record, BEGAN + 120), "usage")
     assert {rank: len(samples) for rank, samples in told["samples"].items()} == {0: 2}
+    (told,) = of_kind(whole(apply(record, events.RankFinished(BEGAN + 121, 0, "")), BEGAN + 122), "usage")
+    assert [bool(used) for used in told["used"]] == [False, True]  # a rank that has ended uses nothing
     record = apply(record, events.AttemptStarted(BEGAN + 130, 2, 2))
     (told,) = of_kind(feed.news(record, BEGAN + 150), "usage")
     assert (told["used"], told["samples"]) == ([], {0: [], 1: []})
+
+
+def test_a_hint_until_it_is_known_how_much_is_left(running):
+    def left(**totals) -> str:
+        reports = [
+            events.Metrics({"loss": 0.5}, step=step, **totals, time=BEGAN + step, rank=rank)
+            for step in (2, 3, 4, 5)
+            for rank in range(2)
+        ]
+        return state_message(replay(reports, running), BEGAN + 6)["left"]
+
+    assert state_message(running, BEGAN + 6)["left"] == ""
+    assert "steps=" in left()
+    assert "steps=" not in left(steps=10)
+    assert "steps=" not in left(iterations=(1, 10))
 
 
 def test_who_waits_for_data(running):
