@@ -592,7 +592,10 @@ def test_bad_checkpoints_lines(line, words):
         ("--tensorboard", RunsRequest(tensorboard=True)),
         ("50 --tensorboard", RunsRequest(run="50", tensorboard=True)),
         ("482913", RunsRequest(run="482913")),
-        ("a1b2 'my run'", RunsRequest(run="a1b2", other="my run")),
+        ("a1b2 'my run'", RunsRequest(run="a1b2", others=("my run",))),
+        ("a b c", RunsRequest(run="a", others=("b", "c"))),
+        ("5 --sort loss --reverse", RunsRequest(5, sort="loss", reverse=True)),
+        ("--where 'loss < 0.1'", RunsRequest(where="loss < 0.1")),
     ],
 )
 def test_runs_lines(line, expected):
@@ -604,8 +607,10 @@ def test_runs_lines(line, expected):
     ("line", "words"),
     [
         ("--board", "--board"),
-        ("a b c", "two runs to compare"),
-        ("a b --stop", "two runs"),
+        ("a b c d e f g h i", "2 to 8 runs to compare"),
+        ("a b --stop", "2 to 8 runs"),
+        ("a --sort loss", "name no run"),
+        ("--tensorboard --where 'loss < 1'", "name no run"),
         ("a b --delete", "takes one argument"),
         ("--delete", "takes one argument"),
         ("--delete-older 30", "'30' is not an age"),

@@ -15,7 +15,17 @@ import pytest
 from sparkring.engine.run import recorder
 from sparkring.engine.run.result import RunResult
 from sparkring.errors import DataError, LaunchError, OptionsError, SparkringError
-from sparkring.history import compression, describe, events, rank_logs, record, run_folder, run_store, snapshots
+from sparkring.history import (
+    compression,
+    describe,
+    events,
+    metrics,
+    rank_logs,
+    record,
+    run_folder,
+    run_store,
+    snapshots,
+)
 from sparkring.history.observer import Observer
 from sparkring.history.record import RunRecord, apply, replay
 from sparkring.notebook.extension import MAGICS
@@ -322,7 +332,7 @@ def test_logs_that_were_cut_off():
     [b"\xff\xfe", b"\0" * 600, b"\n1\n[2]\n{}\n", b'\n{"type": "RunStarted", "time": 1}\n'],
     ids=["not UTF-8", "zeros", "other JSON", "missing fields"],
 )
-@pytest.mark.parametrize("at", [0, 900])
+@pytest.mark.parametrize("at", [0, 930])
 def test_a_damaged_record(damage, at):
     """The other events are read, a notice says what is wrong, and the run hides no other run and can be removed."""
     other, path = save("2026-01-01", story("2026-01-01", title="other")).path, save("2026-01-02", story("x")).path
@@ -354,8 +364,9 @@ def test_an_empty_record():
     assert run_store.load(path).size == 0
 
 
-def test_the_ranks_in_the_list(capsys):
+def test_the_ranks_in_the_list(capsys, monkeypatch):
     """%runs says on how many ranks of a warm gang a cell ran."""
+    monkeypatch.setenv("COLUMNS", "120")
     for name, ranks in (("all", ()), ("some", (0, 2))):
         save(name, [events.RunStarted(100.0, name, "t", "c", 3, "local", "plain", "all", ranks=ranks)])
     MAGICS["runs"].run(None, "")
@@ -423,6 +434,23 @@ def test_a_saved_run_in_a_terminal(capsys):
     save("noted", story("noted"))
     MAGICS["runs"].run(None, "noted")
     assert capsys.readouterr().out.endswith("\nsparkring: look\n")
+
+
+def test_the_list_has_the_last_metrics(capsys):
+    """They are in the event that ends a run, so the list does not read all reports."""
+    start, *rest = story("measured", ended=False)
+    live = recorder.Recorder(Quiet(), start)
+    live.add([*rest, events.Metrics({"loss": 0.25, "acc": 0.75}, step=2, time=1.9, rank=1)])
+    live.close("finished")
+    assert dict(run_store.last(Path(live.record.log_folder)).measured) == metrics.means(live.record)
+    MAGICS["runs"].run(None, "--sort loss")
+    headers, _, row = capsys.readouterr().out.splitlines()
+    assert {"loss", "acc"} <= set(headers.split())
+    assert row.startswith("measured")
+    with pytest.raises(OptionsError, match="no such column"):
+        MAGICS["runs"].run(None, "--sort no")
+    MAGICS["runs"].run(None, "--where 'loss > 1'")
+    assert capsys.readouterr().out == "no run passes the filter.\n"
 
 
 def test_finding_runs(monkeypatch):
@@ -633,7 +661,7 @@ def test_a_kernel_that_is_killed_while_it_compresses(small, monkeypatch, kill):
     for _ in range(2):
         after = run_store.load(path), [run_store.log(path, rank) for rank in (0, 1)], run_store.data(path)
         assert after == before
-        assert run_store.last(path) == events.RunFinished(live.record.ended, "finished")
+        assert run_store.last(path)._replace(measured=()) == events.RunFinished(live.record.ended, "finished")
         for part in path.glob("*.part"):
             with pytest.raises(FileExistsError):
                 compression.compress(path)
@@ -750,7 +778,7 @@ def test_an_observer_from_elsewhere_follows_a_run(monkeypatch):
     assert follower.records[-1] == live.record
     first, notice, *others, last = follower.seen_events
     assert (first, notice.text, others) == (start, "a notice", rest)
-    assert last == events.RunFinished(live.record.ended, "failed", "why", 1)
+    assert last == events.RunFinished(live.record.ended, "failed", "why", 1, (("loss", 0.5),))
     recorder.Recorder(Quiet(), start._replace(run_id="next")).close("finished")
     assert [observer.records[0].run_id for observer in followers] == ["followed", "next"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import itertools
 import re
 import types
 from collections.abc import Collection, Container, Iterable
@@ -27,6 +28,7 @@ from sparkring.errors import CaptureError
 from sparkring.history.events import CapturedName
 
 LARGE_BYTES = 10 * 1024**2  # the user is warned about larger values
+NUMBERS_KEPT = 30  # of a dict's numbers
 
 
 class Captured(NamedTuple):
@@ -193,7 +195,15 @@ def _row(
         advice=problem.advice if problem else None,
         required=want.required,
         via=want.via,
+        numbers=_numbers(value),
     )
+
+
+def _numbers(value: object) -> tuple[tuple[str, float], ...]:
+    """Return the value if it is a number, or the numbers in a dict (CapturedName.numbers)."""
+    pairs = value.items() if type(value) is dict else [("", value)]
+    kept = ((key, number) for key, number in pairs if type(key) is str and type(number) in (int, float, bool))
+    return tuple(itertools.islice(kept, NUMBERS_KEPT))  # type: ignore[arg-type]  # these types are numbers
 
 
 def captured_call(

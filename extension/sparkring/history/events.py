@@ -57,6 +57,8 @@ class CapturedName(NamedTuple):
     advice: what to do about the problem.
     required: whether the cell cannot run without the name.
     via: another name, which needs this one; None if the cell itself uses this one.
+    numbers: the value if it is a number (its key is ''), or the numbers in a dict, by key. So runs can be compared by
+    their parameters. Texts are not kept, because they may be secrets.
     """
 
     name: str
@@ -67,6 +69,7 @@ class CapturedName(NamedTuple):
     advice: str | None = None
     required: bool = True
     via: str | None = None
+    numbers: tuple[tuple[str, float], ...] = ()
 
 
 class RunStarted(NamedTuple):
@@ -399,12 +402,17 @@ class LogsCut(NamedTuple):
 
 
 class RunFinished(NamedTuple):
-    """The run is over; `failed_rank` is the rank whose failure ended the run."""
+    """The run is over; `failed_rank` is the rank whose failure ended the run.
+
+    `measured` holds the last mean of each metric over the ranks, so that lists of runs need not read all reports. It is
+    empty for runs that older versions saved.
+    """
 
     time: float
     outcome: Ending
     message: str = ""
     failed_rank: int | None = None
+    measured: tuple[tuple[str, float], ...] = ()
 
 
 RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankExited | StackTaken

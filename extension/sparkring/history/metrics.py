@@ -272,6 +272,14 @@ def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
     return dict(sorted(values.items()))
 
 
+def means(record: RunRecord) -> dict[str, float]:
+    """Return the mean of each metric's last values over the ranks. A search has its best trial's value only."""
+    search = None if record.items is None else record.items.search
+    if search is not None:
+        return {} if search.best is None else {search.metric: search.best[1]}
+    return {name: spread.mean for name, spread in table(record).last().items()} if record.items is None else {}
+
+
 def spread(values: Iterable[float]) -> Spread:
     """Return the mean, minimum and maximum of `values`. If a value is not finite, return it for all three."""
     numbers = list(values)

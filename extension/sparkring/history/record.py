@@ -300,6 +300,7 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return record._replace(stream=stream_records.after(record.stream, event))
         case events.RunFinished():
             fields = event._asdict()
+            del fields["measured"]  # computed from the record's metrics
             record = _with_failed_commands(record, event.time)
             return _all_ended(record)._replace(ended=fields.pop("time"), **fields)
     return _after_news(record, record.ranks[event.rank], event)

@@ -16,23 +16,27 @@ from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import Option, OptionsTable
 
 if TYPE_CHECKING:
-    from sparkring.history.events import RunStarted
     from sparkring.history.record import RunRecord
 
-TITLE_CHARACTERS = 60  # a longer title is cut in the list of runs
+MOST_COMPARED = 8  # runs; views/compare.py has a colour for each
 ID_DIGITS = 6  # the number of characters at the end of a run's id; all of them may happen to be digits
 
 _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or stop a background run.
 
     %runs                       list the last 20 runs, newest first; `%runs 50` lists 50
     %runs RUN                   show a run; for a background run, show its panel
-    %runs RUN RUN               compare two runs: outcome, metrics, curves, options, versions, code
+    %runs --sort val_loss       sort by a column; the best values of a metric, or the latest runs, come first
+    %runs --where "lr < 0.1"    list only some runs: compare columns with values; and, or, not
+    %runs RUN RUN …             compare runs: outcome, parameters, metrics, curves, data, options, versions, code
     %runs RUN --tensorboard     open the metrics of a run in TensorBoard
     %runs --stop RUN            stop a background run of this notebook
     %runs --delete RUN          delete a saved run
     %runs --delete-older 30d    delete the runs that began more than 30 days ago (h: hours, d: days, w: weeks)
 
-RUN is a name in the list, the beginning or the end of a name, or a title.
+RUN is the id in the list, the beginning or the end of the whole id, or a name that `--name` has set.
+
+In JupyterLab and Notebook, a click on the head of a column sorts the list, and a click on a row opens the run. Select
+runs to compare them. Columns of parameters are the numbers that the cells have read from the notebook, if they differ.
 
 TensorBoard plots the metrics of each rank and their mean over all ranks, against the step or epoch and against time.
 Each time you use --tensorboard, sparkring writes TensorBoard's files to the run folder. Outside a notebook, sparkring
@@ -65,8 +69,11 @@ _RUNS = OptionsTable(
         "run",
         nargs="*",
         metavar="N|RUN",
-        help="how many runs to list (default 20), the run to show, or two runs to compare",
+        help="how many runs to list (default 20), the run to show, or the runs to compare",
     ),
+    Option("--sort", default="", metavar="COLUMN", help="sort the list by a column; the best values come first"),
+    Option("--reverse", action="store_true", help="reverse the order of the list"),
+    Option("--where", default="", metavar="FILTER", help='list only these runs, as in "loss < 0.1 and lr = 0.3"'),
     Option(
         "--tensorboard",
         action="store_true",
@@ -101,13 +108,16 @@ LOGS = OptionsTable(
 class RunsRequest:
     """What the user asks `%runs` to do: list the last `count` runs, or show, plot, stop or delete `run`.
 
-    If `other` is not empty, `run` is compared with it. If `older_s` is not None, all runs that began longer ago than
+    If `others` is not empty, `run` is compared with them. If `older_s` is not None, all runs that began longer ago than
     this number of seconds are deleted.
     """
 
     count: int = 20
     run: str = ""
-    other: str = ""
+    others: tuple[str, ...] = ()
+    sort: str = ""
+    reverse: bool = False
+    where: str = ""
     tensorboard: bool = False
     stop: bool = False
     delete: bool = False
@@ -118,15 +128,15 @@ def parse_runs(line: str) -> RunsRequest:
     """Return what a `%runs` line asks for. Raise OptionsError if the line is not valid."""
     given = _RUNS.parse(line)
     names, tensorboard, stop = given["run"] or [""], given["tensorboard"], given["stop"]
-    run, other = names[0], names[1] if len(names) > 1 else ""
-    if len(names) > 2 or (other and (tensorboard or stop)):
+    run, others = names[0], tuple(names[1:])
+    if len(names) > MOST_COMPARED or (others and (tensorboard or stop)):
         raise OptionsError(
-            "%runs takes one run, or two runs to compare. Put a title that contains spaces in quotes: "
-            "%runs 'first title' 'second title'"
+            f"%runs takes one run, or 2 to {MOST_COMPARED} runs to compare. Put a title that contains spaces in "
+            "quotes: %runs 'first title' 'second title'"
         )
     if stop and (tensorboard or not run):
         raise OptionsError("%runs --stop takes one argument: the id or name of a background run.")
-    if given["delete"] and (other or not run):
+    if given["delete"] and (others or not run):
         raise OptionsError("%runs --delete takes one argument: the id or name of a saved run.")
     if given["delete_older"] is not None:
         if run:
@@ -134,20 +144,23 @@ def parse_runs(line: str) -> RunsRequest:
         return RunsRequest(older_s=given["delete_older"])
     if given["delete"]:
         return RunsRequest(run=run, delete=True)
-    is_count = run.isdecimal() and len(run) < ID_DIGITS and not (other or tensorboard or stop)
+    is_count = run.isdecimal() and len(run) < ID_DIGITS and not (others or tensorboard or stop)
     if run.startswith("-") or (is_count and not int(run)):
         raise OptionsError(
             f"%runs takes a number of runs to list or the name of a run, not {run!r}: for example %runs 50"
         )
+    order = {name: given[name] for name in ("sort", "reverse", "where")}
+    if any(order.values()) and (tensorboard or stop or (run and not is_count)):
+        raise OptionsError("%runs takes --sort, --reverse and --where only when it lists runs: name no run.")
     if is_count:
-        return RunsRequest(int(run))
-    return RunsRequest(run=run, other=other, tensorboard=tensorboard, stop=stop)
+        return RunsRequest(int(run), **order)
+    return RunsRequest(run=run, others=others, tensorboard=tensorboard, stop=stop, **order)
 
 
 def _runs(shell: Any, line: str) -> None:
     from sparkring.engine.run import background
     from sparkring.history import describe, run_store
-    from sparkring.views.tables import show_table
+    from sparkring.views.runs_table import chosen, listed, show_runs
 
     request = parse_runs(line)
     if request.tensorboard:
@@ -159,14 +172,17 @@ def _runs(shell: Any, line: str) -> None:
         _delete_older(request.older_s)
     elif request.delete:
         _delete(request.run)
-    elif request.other:
-        _compare(request.run, request.other)
+    elif request.others:
+        _compare(request.run, *request.others)
     elif request.run:
         _show(request.run)
     else:
-        headers = ("run", "cell", "time", "ranks", "data", "outcome", "")
-        empty = f"no runs saved yet (they go to {run_store.home()})"
-        show_table(headers, list(_rows(request.count)), empty=empty)
+        in_progress = {run.run_id: run.record for run in background.going()}
+        is_ordered = request.sort or request.where or request.reverse
+        runs = listed(in_progress, None if is_ordered else request.count)
+        shown = chosen(runs, request.where, request.sort, reverse=request.reverse) if runs and is_ordered else runs
+        empty = "no run passes the filter." if runs else f"no runs saved yet (they go to {run_store.home()})"
+        show_runs(shown[: request.count], empty)
 
 
 def _delete(name: str) -> None:
@@ -199,41 +215,8 @@ def _delete_older(than_s: float) -> None:
         print(f"{describe.counted(len(old) - len(deleted), 'run')} may be in progress, or could not be deleted.")
 
 
-def _rows(most: int) -> Iterator[tuple[str, ...]]:
-    """Yield a row of the table of `%runs` for each of the newest saved runs, at most `most` rows."""
-    from sparkring.engine.run import background
-    from sparkring.history import describe, reading, run_store
-
-    in_background = {run.run_id: run for run in background.going()}
-    for path in run_store.saved()[:most]:
-        try:
-            started, finished, data = run_store.first(path), run_store.last(path), run_store.data(path)
-        except OSError:  # the run has been removed in the meantime, to make room for newer runs
-            continue
-        took = describe.duration(finished.time - started.time) if finished and started.time else ""
-        unfinished, summary = "running, or its kernel was killed", finished.message if finished else ""
-        if path.name in in_background:
-            took, unfinished = describe.duration(int(time.time() - started.time)), "running"
-            summary = describe.stream(in_background[path.name].record)
-        yield (
-            path.name,
-            describe.first_line(started.title, TITLE_CHARACTERS),
-            took,
-            f"{_ranks(started)} {started.where}",
-            reading.named_shortly(data),
-            finished.outcome if finished else unfinished,
-            describe.first_line(summary, 100),
-        )
-
-
-def _ranks(started: RunStarted) -> str:
-    """Return how many ranks a run has: `4`, or `2 of 4` if it runs on some ranks of a warm gang."""
-    part = len(set(started.ranks))
-    return f"{part} of {started.size}" if 0 < part < started.size else str(started.size)
-
-
 def _show(name: str) -> None:
-    """Show a run: its live panel if it is running in the background, otherwise its saved view."""
+    """Show a run: the panel with Stop if it is running in the background, otherwise the saved run."""
     from sparkring.engine.run import background
     from sparkring.history import run_store
     from sparkring.views import show_run
@@ -246,10 +229,10 @@ def _show(name: str) -> None:
 
 
 def _compare(*names: str) -> None:
-    """Show two runs beside each other."""
+    """Show runs beside each other."""
     from sparkring.views.compare import show_compared
 
-    show_compared(*map(_record, names))
+    show_compared([*map(_record, names)])
 
 
 def _record(name: str) -> RunRecord:

@@ -58,7 +58,12 @@ def open_view(*, quiet: bool = False, controls: Controls | None = None, backgrou
 
 def show_run(record: RunRecord) -> None:
     """Show the state of a run once. Raise OptionsError if SPARKRING_VIEW is not valid."""
-    if shown() != "text":
+    form = shown()
+    if form == "live" and record.outcome is not None:
+        from sparkring.views.panel import show_saved
+
+        show_saved(record)
+    elif form != "text":
         from sparkring.views.html import show
 
         show(record)

@@ -13,7 +13,7 @@ from sparkring.history.curves import Curve, Mark, Point, curve_axis, curves_of, 
 from sparkring.history.describe import dotted, number
 from sparkring.history.lines import plain
 from sparkring.history.record import RunRecord
-from sparkring.views.markup import AMBER, BLUE
+from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS
 
 MOST = 6  # the largest number of charts
 COLOURS = (BLUE, AMBER)  # the colours of a chart's first and second curve: training and validation
@@ -47,11 +47,12 @@ def charts(record: RunRecord) -> dict[str, Any]:
         "legend": legend(drawn, marks),
         "restarts": [mark.x for mark in marks if mark.kind == "restart"],
         "checkpoints": [mark.x for mark in marks if mark.kind == "checkpoint"],
-        "charts": [_chart(curves, axis, record.started) for curves in drawn],
+        "charts": [chart(curves, axis, record.started) for curves in drawn],
     }
 
 
-def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
+def chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
+    """Return one chart, with its times since `began`."""
     times = _times((point for curve in curves for point in (*curve.points, *curve.ahead)), began)
     xs = list(times)
     drawn = []
@@ -83,13 +84,15 @@ def _chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
             for name, values in zip(("low", "high", "lowest", "highest"), zip(*bounds, strict=True), strict=True):
                 columns[name] = _column(xs, zip((point.x for point in points), values, strict=True))
         drawn.append(columns)
-    chart = {"words": plain(words(curves, axis)), "x": xs, "time": list(times.values()), "curves": drawn}
-    return {**chart, "odd": odd} if (odd := odd_spans(curves)) else chart
+    made = {"words": plain(words(curves, axis)), "x": xs, "time": list(times.values()), "curves": drawn}
+    return {**made, "odd": odd} if (odd := odd_spans(curves)) else made
 
 
-def colours(curves: Sequence[Curve]) -> tuple[str, str]:
+def colours(curves: Sequence[Curve]) -> tuple[str, ...]:
     """Return the colours of a chart's curves. If ranks have lines, too, no mean has the colour of a rank."""
-    return MEAN_COLOURS if any(curve.ranks for curve in curves) else COLOURS
+    if any(curve.ranks for curve in curves):
+        return MEAN_COLOURS
+    return COLOURS if len(curves) <= len(COLOURS) else RANK_COLOURS
 
 
 def odd_spans(curves: Sequence[Curve]) -> list[tuple[float, float]]:

@@ -83,10 +83,15 @@ def titled_html(
     return enclosed(f"<div><b>{text(title)}</b></div>{warning(alert)}{bare_table(headers, rows)}{below}")
 
 
-def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """Return `rows` as an HTML table without styles, which enclosed() adds later. `note` is the caption."""
+def bare_table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], note: str = "", folded: Sequence[str] = ()
+) -> str:
+    """Return `rows` as an HTML table without styles, which enclosed() adds later. `note` is the caption.
+
+    If there is `folded` HTML, one piece for each row, the last cell of the row opens and shows it.
+    """
     cells = [[_cell(value) for value in row] for row in rows]
-    return _table(headers, cells, _numeric(cells, len(headers)), note)
+    return _table(headers, cells, _numeric(cells, len(headers)), note, folded)
 
 
 def described(table: Table, note: str = "") -> str:
@@ -103,15 +108,26 @@ def described(table: Table, note: str = "") -> str:
     return _table([column.title for column in shown.columns], list(zip(*columns, strict=True)), right, note)
 
 
-def _table(headers: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool], note: str) -> str:
+def _table(
+    headers: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    right: Sequence[bool],
+    note: str,
+    folded: Sequence[str] = (),
+) -> str:
     marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in right]
 
     def line(tag: str, row: Sequence[str]) -> str:
         # An empty cell of the header line becomes a <td>, since it does not name its column.
         tags = [tag if cell else "td" for cell in row]
-        return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for tag, cell, mark in zip(tags, row, marks, strict=True))
+        return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for tag, cell, mark in zip(tags, row, marks, strict=False))
+
+    def folding(row: Sequence[str], inside: str) -> str:
+        summary = f"<summary>{text(row[-1]) or 'cell'}</summary>"
+        return f"<tr>{line('td', row[:-1])}<td><details>{summary}{inside}</details></td></tr>"
 
     head, body = line("th", headers), "".join(f"<tr>{line('td', row)}</tr>" for row in cells)
+    body = "".join(map(folding, cells, folded)) if folded else body
     caption = f"<caption><small>{text(note)}</small></caption>" if note else ""
     return f'<table class="sr-table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 

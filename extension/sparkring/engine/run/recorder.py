@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sparkring.history import events, record, run_store
+from sparkring.history import events, metrics, record, run_store
 from sparkring.history.compression import compress_in_background
 from sparkring.history.events import Event
 from sparkring.history.observer import Observer
@@ -103,7 +103,8 @@ class Recorder:
         """Record that the run has ended, now or at the time `at` (Unix seconds)."""
         try:
             self.add(self._timelines.end(time.time()))
-            self.add([events.RunFinished(at or time.time(), ending, message, failed_rank)])
+            measured = tuple(metrics.means(self.record).items())
+            self.add([events.RunFinished(at or time.time(), ending, message, failed_rank, measured)])
         except BaseException:  # raised again; the files must not stay open
             self._folder.ended(self.record)
             raise

@@ -8,6 +8,7 @@ into the element and hides the static view. A notebook that is saved, exported o
 from __future__ import annotations
 
 import contextvars
+import functools
 import queue
 import secrets
 import threading
@@ -23,12 +24,13 @@ import traitlets
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from sparkring.history import describe
+from sparkring.history import describe, run_store
 from sparkring.history.record import RunRecord
 from sparkring.history.view import Controls
+from sparkring.views import compare
 from sparkring.views.front_end import FrontEnd, front_end
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView, bundle
-from sparkring.views.live import Feed, Message, size_bytes, whole
+from sparkring.views.live import Feed, Message, size_bytes, state_message, whole
 
 PAUSE_S = 0.044  # the pause between two messages; a printed line must be visible in the page within 150 ms
 BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
@@ -40,6 +42,7 @@ BUSY_EVERY_S = 1.0
 AGAIN_AFTER_S = (1.5, 4.0, 10.0)  # when messages are sent again that a page may have missed, since it was not ready yet
 # The number of ended runs that a page can still show after it has been loaded again. src/runs.js has the same number.
 KEPT = 20
+SAVED = "saved "  # the prefix of the id of a saved run in a page, whose outputs may have a static view of the same run
 
 _HERE = Path(__file__).parent
 _VIEW = "application/vnd.jupyter.widget-view+json"
@@ -68,6 +71,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         self._guard = threading.Lock()
         self._records: OrderedDict[str, RunRecord] = OrderedDict()
         self._controls: dict[str, Controls] = {}
+        self._listings: OrderedDict[str, list[Message]] = OrderedDict()
         self._asked: set[str] = set()  # the runs in progress that a page has asked for
         self._snapshot_due = 0.0
         self._sender: ipywidgets.Widget = self  # the widget whose model gets the messages
@@ -163,10 +167,41 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         # context, so each message is sent in a copy of the context.
         _apart.copy().run(self._sender.send, message)
 
+    def keep(self, name: str, messages: list[Message]) -> None:
+        """Keep what `%runs` shows, for the pages that ask for it."""
+        with self._guard:
+            self._listings[name] = messages
+            while len(self._listings) > KEPT:
+                self._listings.popitem(last=False)
+
+    def with_places(self, message: Message) -> Message:
+        """Return the message with the name of each listed run's place. Runs that this page follows have live panels."""
+        runs = message.get("runs", ())
+        return {**message, "places": [run if run in self._records else f"{SAVED}{run}" for run in runs]}
+
+    def record(self, name: str) -> RunRecord | None:
+        """Return the record of a run that the page has asked for; None if it is not known, or no longer saved."""
+        run_id = name.removeprefix(SAVED)
+        record = self._records.get(run_id)
+        path = run_store.home() / run_id
+        if record is not None or run_id != path.name or not (path / run_store.EVENTS).is_file():
+            return record
+        return _load(path, (path / run_store.EVENTS).stat().st_mtime_ns)
+
+    def _compare(self, run: str, names: list[str]) -> None:
+        """Send the comparison of the runs that the user has selected in a list."""
+        records = [record for record in map(self.record, names) if record is not None]
+        if len(records) > 1:
+            self._post({"run": run, **compare.message(records[: compare.MOST_RUNS])})
+
     def _heard(self, _: Any, message: Message, buffers: Any) -> None:
-        run = message.get("run")
-        controls = self._controls.get(str(run))
+        run = str(message.get("run"))
+        controls = self._controls.get(run)
         match message.get("kind"):
+            case "compare":
+                with self._guard:
+                    self._compare(run, [str(name) for name in message["runs"]])
+                return
             case "stop":
                 if controls is not None:
                     controls.stop()
@@ -178,12 +213,17 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         with self._guard:
             if message.get("again"):  # the page may have missed the answer: anywidget drops it if the page was too busy
                 self._sender = self.layout
-            record = self._records.get(str(run))
-            if record is not None:
-                if record.outcome is None:
-                    self._asked.add(record.run_id)
-                for news in whole(record, time.time()):
-                    self._post(news)
+            for listing in self._listings.get(run, ()):
+                self._post({**listing, "run": run})
+            record = self._records.get(run)
+            if record is not None and record.outcome is None:
+                self._asked.add(record.run_id)
+            if run.startswith(SAVED):
+                record = self.record(run)
+            for news in () if record is None else whole(record, time.time()):
+                self._post({**news, "run": run})
+            if record is not None and run.startswith(SAVED) and record.outcome is None:
+                self._post({"run": run, **_unfinished(record)})
             stops, answers = controls is not None, controls is not None and controls.answer is not None
             self._post({"run": run, "kind": "heard", "known": record is not None, "stops": stops, "answers": answers})
 
@@ -211,6 +251,39 @@ def _page_of(run: str) -> Page:
     """Return a new Page for a single run, for front ends that isolate the outputs of cells from one another."""
     _open_page()  # sets the context in which messages are sent
     return _apart.copy().run(Page, run)
+
+
+def show_listing(messages: list[Message], html: str, words: str) -> None:
+    """Show what `%runs` lists or compares: the page draws the messages, and a saved notebook shows the HTML."""
+    name = f"runs {secrets.token_hex(8)}"
+    page = _open_page()
+    page.keep(name, [page.with_places(message) for message in messages])
+    _display_saved(page, name, html, words)
+
+
+def show_saved(record: RunRecord) -> None:
+    """Show the panel of a saved run that has ended, and its static view in pages without widgets."""
+    shown = bundle(record._replace(run_id=""), now=describe.last_known(record), final=True)
+    _display_saved(_open_page(), f"{SAVED}{record.run_id}", shown["text/html"], shown["text/plain"])
+
+
+def _display_saved(page: Page, name: str, html: str, words: str) -> None:
+    """Display an empty element for what the page draws, and `html`, which the page then hides."""
+    place = f'<div class="sr-place" data-sparkring="{escape(name)}" data-page="{page.page}"></div>'
+    shown = {"text/html": f'{place}<div data-sparkring-static="{escape(name)}">{html}</div>', "text/plain": words}
+    display(shown, raw=True)  # type: ignore[no-untyped-call]
+
+
+@functools.lru_cache(maxsize=2)
+def _load(path: Path, _: int) -> RunRecord:
+    return run_store.load(path)
+
+
+def _unfinished(record: RunRecord) -> Message:
+    """Return the state of a saved run without an end: it is in progress elsewhere, or its kernel was killed."""
+    last = describe.last_known(record)
+    over = {"state": "unfinished", "ended": last, "took": describe.took(record, last), "left": "", "waiting": ""}
+    return {**state_message(record, last), "now": last, **over}
 
 
 class _Foreground:

@@ -102,7 +102,19 @@ export function isMetric(column) {
   return column.startsWith(METRIC);
 }
 
-function compare(a, b, sign) {
+const CONDITION = /^(.+?)\s*(<=|>=|<|>|=)\s*(\S+)$/;
+
+// Return whether the row at an index of a list of runs passes a filter: a condition on a column, such as "loss < 0.1", or words.
+export function fits(columns, at, filter) {
+  const [, title, sign, wanted] = CONDITION.exec(filter.trim()) ?? [];
+  const keys = columns.find((column) => column.title === title)?.keys;
+  if (!keys) return columns.map(({ texts }) => texts[at]).join(" ").toLowerCase().includes(filter.trim().toLowerCase());
+  const order = compare(keys[at], typeof keys[at] === "number" ? Number(wanted) : wanted, 1);
+  return keys[at] !== null && ((sign.includes("=") && order === 0) || (sign.includes("<") && order < 0) || (sign.includes(">") && order > 0));
+}
+
+// Compare two cells for sorting. Missing cells come last.
+export function compare(a, b, sign) {
   const missing = (each) => each == null || each === "" || Number.isNaN(each);
   if (missing(a) || missing(b)) return missing(a) - missing(b);
   return a < b ? -sign : a > b ? sign : 0;

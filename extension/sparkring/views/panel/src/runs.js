@@ -8,6 +8,7 @@ import { guardKeys } from "./keys.js";
 import { Lines } from "./lines.js";
 import { tellEnd } from "./notify.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
+import { RunsView } from "./runsview.js";
 import { joined } from "./series.js";
 import { Stream } from "./stream.js";
 import { Usage } from "./usage.js";
@@ -23,9 +24,11 @@ const SETTLE_MS = 500; // an unfinished traceback is shown after this time
 
 // Stores what the page knows about one run, and the panels that show the run.
 class Run {
-  constructor(id, model) {
+  constructor(id, model, look) {
     this.id = id;
     this.model = model;
+    this.look = look; // finds new places for panels
+    this.listing = null; // what `%runs` shows: the last messages of the kinds "table" and "compared"
     this.lines = new Lines();
     this.items = new Items();
     this.stream = new Stream();
@@ -58,6 +61,7 @@ class Run {
     } else if (message.kind === "usage") this.usage.hear(message);
     else if (message.kind === "items") this.items.add(message);
     else if (message.kind === "stream") this.stream.add(message);
+    else if (["table", "compared"].includes(message.kind)) this.listing = { ...this.listing, [message.kind]: message };
     else if (message.kind === "search") this.search = message;
     else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "charts") this.curves = joined(this.curves, message);
@@ -114,8 +118,8 @@ class Run {
   }
 
   mount(place) {
-    if (this.panels.has(place) || !this.state) return;
-    this.panels.set(place, new Panel(this, place));
+    if (this.panels.has(place) || !(this.state || this.listing)) return;
+    this.panels.set(place, this.listing ? new RunsView(this, place) : new Panel(this, place));
     document.head.append(this.hides);
   }
 
@@ -211,9 +215,9 @@ export class Runs {
       this.forget(message.run);
       return;
     }
-    if (!this.runs.has(message.run)) this.runs.set(message.run, new Run(message.run, this.model));
+    if (!this.runs.has(message.run)) this.runs.set(message.run, new Run(message.run, this.model, () => this.look()));
     this.runs.get(message.run).hear(message, at);
-    if (message.kind === "state") this.look();
+    if (["state", "table", "compared"].includes(message.kind)) this.look();
     this.makeRoom();
   }
 

@@ -35,7 +35,7 @@ function whole(old, told) {
 
 // Return the names of the quantities that the horizontal axis can show.
 export function axesOf({ axis, axes, charts }) {
-  return [axis, ...Object.keys(axes), ...(charts.every(({ time }) => time && time[time.length - 1] > time[0]) ? ["time"] : [])];
+  return [...new Set([axis, ...Object.keys(axes), ...(charts.every(({ time }) => time && time[time.length - 1] > time[0]) ? ["time"] : [])])];
 }
 
 // Return a position in words, such as "step 61", "61 steps in total" or "1 min 01 s".
