@@ -464,6 +464,16 @@ def test_modules_and_importable_functions_go_by_reference() -> None:
     assert travelled("json", namespace)["json"] is json
 
 
+def test_numbers_are_kept_as_parameters_but_no_texts() -> None:
+    """Texts may be secrets. Of a dict, its numbers are kept."""
+    namespace = notebook(lr=0.1, deep=True, token="secret", config={"width": 64, "key": "secret", 3: 4}, rows=[1, 2])
+    names = capture("lr, deep, token, config, rows", namespace).names
+    assert {name.name: name.numbers for name in names if name.numbers} == {
+        "lr": (("", 0.1),), "deep": (("", True),), "config": (("width", 64),),
+    }  # fmt: skip
+    assert "secret" not in repr(names)
+
+
 def test_lazily_loaded_modules_go_by_reference() -> None:
     """One such module is `keras` in `from tensorflow import keras`: it has its own type and is loaded on first use."""
     source = """

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from sparkring.history import describe, events, item_records, lines, run_store
+from sparkring.history import describe, events, item_records, lines, metrics, run_store
 from sparkring.history.events import CodeFrame, Failure
 from sparkring.history.record import RunRecord, replay
 from sparkring.views import displays, html, live
@@ -327,6 +327,7 @@ def test_the_best_trial_is_said_everywhere():
     ]
     (state,) = (each for each in live.whole(record, 103.0) if each["kind"] == "state")
     assert state["progress"] == describe.items(record), "the panel says so also after the run"
+    assert metrics.means(record) == {"val_loss": 0.03125}, "a list of runs shows the best trial"
 
 
 def test_a_search_as_pictures():

@@ -41,9 +41,9 @@ def show_compared(records: Sequence[RunRecord]) -> None:
 
 def facts(records: Sequence[RunRecord]) -> list[tuple[str, ...]]:
     """Return rows that compare the runs: the run's id, name, outcome and time, and other facts only if they differ."""
-    each = [_facts(record, describe.last_known(record)) for record in records]
-    names = dict.fromkeys(name for known in each for name in known)
-    rows = [(name, *(known.get(name, "") for known in each)) for name in names]
+    by_run = [_facts(record, describe.last_known(record)) for record in records]
+    names = dict.fromkeys(name for known in by_run for name in known)
+    rows = [(name, *(known.get(name, "") for known in by_run)) for name in names]
     return [row for row in rows if row[0] in _ALWAYS or len(set(row[1:])) > 1]
 
 
@@ -77,10 +77,10 @@ def parameters(captured: Sequence[CapturedName]) -> dict[str, float]:
 
 def measured(records: Sequence[RunRecord]) -> list[tuple[str, ...]]:
     """Return a row for each metric: the last mean in each run and, of two runs, the difference."""
-    each = [metrics.means(record) for record in records]
+    by_run = [metrics.means(record) for record in records]
     rows = []
-    for name in dict.fromkeys(name for means in each for name in means):
-        values = [means.get(name) for means in each]
+    for name in dict.fromkeys(name for means in by_run for name in means):
+        values = [means.get(name) for means in by_run]
         texts = ["" if value is None else describe.number(value) for value in values]
         if len(values) == 2:
             first, second = values
@@ -134,13 +134,13 @@ def curves(records: Sequence[RunRecord]) -> dict[str, list[tuple[str, list[Curve
 
 def message(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Return the comparison for the page: HTML, and for each axis the curves, in the form of charts.charts()."""
-    told = {}
+    charts = {}
     for axis, drawn in curves(records).items():
         made = [chart(together, axis, 0.0) for _, together in drawn]
         # Runs reach the same step at different times, so a chart has times only if they are its axis.
-        made = [{**each, "time": each["x"] if axis == TIME else None} for each in made]
-        told[axis] = {"axis": axis, "axes": {}, "legend": "", "restarts": [], "checkpoints": [], "charts": made}
-    return {"kind": "compared", "html": enclosed(_tables(records) + _code(records)), "charts": told}
+        made = [{**one, "time": one["x"] if axis == TIME else None} for one in made]
+        charts[axis] = {"axis": axis, "axes": {}, "legend": "", "restarts": [], "checkpoints": [], "charts": made}
+    return {"kind": "compared", "html": enclosed(_tables(records) + _code(records)), "charts": charts}
 
 
 def words(records: Sequence[RunRecord]) -> str:

@@ -18,6 +18,7 @@ from sparkring.runtime.kernel import write
 from sparkring.views.compare import parameters
 from sparkring.views.description import RIGHT, Column, Table, column_texts, expanded
 from sparkring.views.markup import enclosed, text
+from sparkring.views.sections.log import block
 from sparkring.views.tables import METRICS_SHOWN, bare_table, show, table_text
 
 COLUMNS = (
@@ -242,7 +243,7 @@ def _whole(run: ListedRun) -> str:
     shown = "".join(
         f'<div class="sr-fact"><small>{name}</small> {text(value[:600])}</div>' for name, value in facts if value
     )
-    return f"{shown}<pre>{text(chr(10).join([*lines[:CODE_LINES], *more]))}</pre>"
+    return f'<div class="sr-whole">{shown}{block([*map(text, lines[:CODE_LINES]), *more], 0)}</div>'
 
 
 def message(runs: Sequence[ListedRun]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-import { Items, value } from "../../../extension/sparkring/views/panel/src/items.js";
+import { fits, Items, value } from "../../../extension/sparkring/views/panel/src/items.js";
 
 const row = (item, state, took, metrics = {}, error = "", place = "here") => (
   [item, `shop ${item}`, state, null, place, took, metrics, "", error, item, "", {}, "step", {}]);
@@ -76,4 +76,18 @@ test("cells are written as in the saved view", () => {
   items.add({ rows: [row(2, "finished", 1, { mape: "-inf" })] });
   items.sort("metrics.mape");
   assert.deepEqual(numbers(items), [1234, 1, 2], "a value that is not finite is sorted as if it was missing");
+});
+
+test("a list of runs is filtered by words, or by a condition on a column", () => {
+  const columns = [{ title: "name", texts: ["small", "Large", "none"], keys: ["small", "Large", null] },
+                   { title: "loss", texts: ["0.1000", "12", ""], keys: [0.1, 12, null] }];
+  const passing = (filter) => [0, 1, 2].filter((at) => fits(columns, at, filter));
+  assert.deepEqual(passing(""), [0, 1, 2]);
+  assert.deepEqual(passing("LARGE"), [1]);
+  assert.deepEqual(passing(" loss<3 "), [0]);
+  assert.deepEqual(passing("loss >= 12"), [1]);
+  assert.deepEqual(passing("loss = 0.1"), [0]);
+  assert.deepEqual(passing("name = small"), [0]);
+  assert.deepEqual(passing("loss > 1e3"), []);
+  assert.deepEqual(passing("no < 1"), [], "there is no such column, so these are words");
 });

@@ -31,6 +31,7 @@ from sparkring.views import compare
 from sparkring.views.front_end import FrontEnd, front_end
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView, bundle
 from sparkring.views.live import Feed, Message, size_bytes, state_message, whole
+from sparkring.views.markup import enclosed, paragraph
 
 PAUSE_S = 0.044  # the pause between two messages; a printed line must be visible in the page within 150 ms
 BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
@@ -191,16 +192,16 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     def _compare(self, run: str, names: list[str]) -> None:
         """Send the comparison of the runs that the user has selected in a list."""
         records = [record for record in map(self.record, names) if record is not None]
-        if len(records) > 1:
-            self._post({"run": run, **compare.message(records[: compare.MOST_RUNS])})
+        compared = compare.message(records[: compare.MOST_RUNS])
+        with self._guard:
+            self._post({"run": run, **compared})
 
     def _heard(self, _: Any, message: Message, buffers: Any) -> None:
         run = str(message.get("run"))
         controls = self._controls.get(run)
         match message.get("kind"):
             case "compare":
-                with self._guard:
-                    self._compare(run, [str(name) for name in message["runs"]])
+                self._compare(run, [str(name) for name in message["runs"]])
                 return
             case "stop":
                 if controls is not None:
@@ -210,6 +211,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                 if controls is not None and controls.answer is not None:
                     controls.answer(int(message["rank"]), int(message["number"]), str(message["text"]))
                 return
+        saved = self.record(run) if run.startswith(SAVED) else None  # outside the guard, because this may take seconds
         with self._guard:
             if message.get("again"):  # the page may have missed the answer: anywidget drops it if the page was too busy
                 self._sender = self.layout
@@ -218,12 +220,14 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
             record = self._records.get(run)
             if record is not None and record.outcome is None:
                 self._asked.add(record.run_id)
-            if run.startswith(SAVED):
-                record = self.record(run)
+            record = record or saved
             for news in () if record is None else whole(record, time.time()):
                 self._post({**news, "run": run})
-            if record is not None and run.startswith(SAVED) and record.outcome is None:
-                self._post({"run": run, **_unfinished(record)})
+            if saved is not None and saved.outcome is None:
+                self._post({"run": run, **_unfinished(saved)})
+            elif saved is None and run.startswith(SAVED):
+                missing = "This run is not shown, because it is no longer saved."
+                self._post({"run": run, "kind": "compared", "html": enclosed(paragraph(missing)), "charts": {}})
             stops, answers = controls is not None, controls is not None and controls.answer is not None
             self._post({"run": run, "kind": "heard", "known": record is not None, "stops": stops, "answers": answers})
 
