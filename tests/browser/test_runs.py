@@ -126,6 +126,11 @@ def test_runs(opened: Opened, lab: Lab, shoot: Callable[..., None]) -> None:
     kept.metadata.clear()  # so that JupyterLab asks which kernel to use
     kept.cells[1].source += " "  # so that JupyterLab does not trust the notebook
     nbformat.write(kept, notebook.path.with_stem("runs-saved"))
+    notebook.page.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart') }")
+    notebook.page.get_by_role("dialog").get_by_role("button", name="Confirm Kernel Restart").click()
+    expect(notebook.static(1)).to_be_visible()  # the list needs the kernel; its static form does not
+    expect(listing).to_have_count(0)
+
     saved = opened("runs-saved", kernel=False)
     table = saved.cell(1).locator(".sr-table").first
     expect(table.locator("> tbody > tr")).to_have_count(4)

@@ -142,7 +142,7 @@ export class Runs {
     // Called when the kernel has died or restarts.
     this.cut = () => {
       this.deaf = true;
-      for (const run of this.runs.values()) run.cut();
+      for (const run of this.runs.values()) run.listing ? this.forget(run.id) : run.cut(); // the static list stays
     };
     this.listen(model);
     // While the user scrolls, the notebook takes outputs out of the page and puts them back. Then look() finds the
