@@ -370,13 +370,30 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
         loss.press(key)
         steps.append(int(re.findall(r"^step (\d+)loss", reading.text_content() or "")[0]))
     assert steps[2] < steps[3] < steps[1] < steps[0]
-    # The zoom stays while new steps arrive.
+    # The cursor stays at its step when the chart is made anew, as for another scale.
+    log = live.button("log scale")
+    at_cursor = reading.text_content()
+    for _ in range(2):
+        canvas = loss.locator("canvas").element_handle()
+        log.evaluate("(button) => button.click()")  # without a pointer, and without taking the focus
+        live.page.wait_for_function("(canvas) => !canvas.isConnected", arg=canvas)
+        expect(reading).to_be_visible()
+        assert reading.text_content() == at_cursor
+    # A drag during which the chart has to change zooms. The zoom stays while new steps arrive.
     box = inside.bounding_box()
     assert box is not None
     live.page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 20)
     live.page.mouse.down()
+    live.page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 40, steps=4)
+    canvas = loss.locator("canvas").element_handle()
+    log.evaluate("(button) => button.click()")
+    live.page.wait_for_timeout(100)  # several frames
     live.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40, steps=4)
+    assert canvas.evaluate("(canvas) => canvas.isConnected")
     live.page.mouse.up()
+    expect(reset).to_be_visible()
+    live.page.wait_for_function("(canvas) => !canvas.isConnected", arg=canvas)
+    log.evaluate("(button) => button.click()")
     expect(reset).to_be_visible()
     step = live.number(live.tile(0))
     live.hold(False)
@@ -384,7 +401,6 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     expect(reset).to_be_visible()
     reset.click()
     expect(reset).to_be_hidden()
-    log = live.button("log scale")
     log.click()
     expect(log).to_have_attribute("aria-pressed", "true")
     expect(charts.locator("canvas")).to_have_count(2)

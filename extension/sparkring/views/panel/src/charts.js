@@ -46,7 +46,7 @@ export class ChartsView {
     this.element.hidden = !told?.charts.length;
     if (!told) return;
     const { looks, chosen } = this.panel, width = this.grid.clientWidth;
-    if (!width) return;
+    if (!width || this.charts.some(({ dragged }) => dragged)) return;
     const colour = getComputedStyle(this.element).color, room = this.room(), dense = devicePixelRatio;
     const looked = JSON.stringify([width, room, colour, dense, looks]);
     if (told === this.told && looked === this.looked && chosen === this.chosen) return;
@@ -118,7 +118,7 @@ class Chart extends Plot {
     this.pngButton = button("sr-tool", "PNG", "copy the chart as a picture (PNG)", () => this.takePicture());
     this.element = make("figure", { tabindex: "0", role: "figure" }, this.caption, this.place,
       make("div", { class: "sr-take" }, this.csvButton, this.pngButton));
-    this.follow(this.element);
+    this.follow(this.element, () => view.panel.schedule());
     this.place.addEventListener("click", (event) => this.choose(event));
   }
 
@@ -147,19 +147,17 @@ class Chart extends Plot {
   draw() {
     const { looks, chosen } = this.view.panel, { axisName, height } = this.view;
     const { data, series, bands } = plotted(this.laid, { smoothing: SMOOTHING[looks.smoothing], chosen });
-    const log = looks.log && isPositive(this.laid), zoom = this.isZoomed() && this.axisName === axisName;
-    const { min, max } = this.plot?.scales.x ?? {};
+    const log = looks.log && isPositive(this.laid), { min, max } = this.plot?.scales.x ?? {};
+    const zoom = this.isZoomed() && this.axisName === axisName ? { min, max } : null;
     const kind = JSON.stringify([log, axisName, devicePixelRatio, series.map(({ dash, width, rank }) => [dash, width === 0, rank !== undefined]), bands]);
+    if (this.axisName !== axisName) this.at = null;
     this.axisName = axisName;
-    if (this.renew(kind, height, data, { ...this.options(log), series, bands })) {
-      if (zoom) this.plot.setScale("x", { min, max });
-    } else {
+    if (!this.renew(kind, height, data, { ...this.options(log), series, bands })) {
       series.forEach(({ stroke, width, alpha, rank, spanGaps }, at) => {
         if (at) Object.assign(this.plot.series[at], { stroke: () => stroke, width, alpha, rank, spanGaps });
       });
-      this.plot.setData(data, !zoom);
-      if (zoom) this.plot.redraw();
     }
+    this.show(data, zoom);
     this.read();
   }
 

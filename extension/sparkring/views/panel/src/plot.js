@@ -22,11 +22,22 @@ export class Plot {
   constructor() {
     this.place = make("div", { class: "sr-plot" });
     this.reading = make("div", { class: "sr-reading", role: "status", hidden: true });
+    this.at = null; // the position to which keys have moved the cursor
+    this.dragged = false; // whether the user is dragging; the plot must then stay as it is
   }
 
   // Let the pointer and the keys move the cursor. The figure contains the plot, and can have the focus.
-  follow(figure) {
+  follow(figure, released = () => {}) {
     this.figure = figure;
+    this.place.addEventListener("mousedown", ({ button }) => {
+      if (button) return;
+      this.dragged = true;
+      addEventListener("mouseup", () => {
+        this.dragged = false;
+        released();
+      }, { capture: true, once: true });
+    });
+    this.place.addEventListener("mousemove", () => { this.at = null; });
     figure.addEventListener("keydown", (event) => event.target === figure && this.walk(event));
     for (const type of ["focus", "blur"]) figure.addEventListener(type, () => this.read());
     for (const type of ["mouseenter", "mouseleave"]) this.place.addEventListener(type, () => {
@@ -44,11 +55,29 @@ export class Plot {
       return false;
     }
     this.kind = kind;
+    this.before = this.plot && { left: this.plot.cursor.left, top: this.plot.cursor.top };
     this.plot?.destroy();
     this.plot = null; // the hooks run while the new plot is being made, and must not use the destroyed one
     this.plot = new uPlot({ width, height, legend: { show: false }, ...options }, data, this.place);
     this.plot.over.append(this.reading);
     return true;
+  }
+
+  // Draw the data. The part that is shown, `zoom`, and the cursor stay as they are.
+  show(data, zoom = null) {
+    this.plot.batch(() => {
+      this.plot.setData(data, !zoom);
+      if (zoom) this.plot.setScale("x", zoom);
+    });
+    if (this.at !== null) this.move(this.at);
+    else if (this.before?.left >= 0) this.plot.setCursor(this.before);
+    this.before = null;
+  }
+
+  // Move the cursor to a position on the horizontal axis, and keep it there until the pointer moves.
+  move(x) {
+    this.at = x;
+    this.plot.setCursor({ left: this.plot.valToPos(x, "x"), top: 0 });
   }
 
   // Return the options of the axes. `write` turns a position on the horizontal axis into text.
@@ -72,7 +101,7 @@ export class Plot {
     const [x] = this.plot?.data ?? [[]], last = x.length - 1, at = this.plot?.cursor.idx ?? last + 1;
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
     if (to === undefined || last < 0) return;
-    this.plot.setCursor({ left: this.plot.valToPos(x[Math.min(Math.max(to, 0), last)], "x"), top: 0 });
+    this.move(x[Math.min(Math.max(to, 0), last)]);
     this.read();
     event.preventDefault();
   }

@@ -81,7 +81,8 @@ export class StreamView extends Plot {
     this.drawShares(message.parts, shown);
     const { parts, data } = stacked(batches, shown, stream.first), kind = JSON.stringify([parts, devicePixelRatio]);
     this.heights = data[1] ?? [0];
-    if (!this.renew(kind, height, data, this.options(parts))) this.plot.setData(data);
+    this.renew(kind, height, data, this.options(parts));
+    this.show(data);
     this.read();
   }
 
