@@ -20,6 +20,7 @@ from sparkring.views.figure import figures
 from sparkring.views.html import panel
 from sparkring.views.live import state_message
 from sparkring.views.markup import RANK_COLOURS
+from sparkring.views.watching import watching
 
 
 def epochs(rank, count, begin=0.0, first=1):
@@ -820,3 +821,38 @@ def test_the_words_name_the_ranks_by_when_their_values_stopped_being_finite(repl
     ]
     assert reported(loss(math.nan, 1, 4, epoch=0)) == ["loss is NaN on rank 1 since epoch 1, step 4"]
     assert reported(AttemptStarted(0.0, 1, 4), *first, AttemptEnded(2.0, 1, "lost", 3), AttemptStarted(3.0, 2, 4)) == []
+
+
+def test_what_needs_attention_most(replayed):
+    """A validation metric that gets worse, a restart, and above all a value that is not finite; else nothing."""
+
+    def watched(*reported, attempts=()):
+        record = replayed(*attempts, *reported)
+        text = watch.text if (watch := watching(record)) else ""
+        assert state_message(record, 60.0)["watch"] == watch
+        assert text in panel(record, now=60.0, final=True)
+        assert text.count("\n") == 0
+        return watch and (watch.tab, text)
+
+    def losses(*values, name="val_loss"):
+        return [Metrics({name: value}, epoch=at, rank=rank) for at, value in enumerate(values) for rank in (0, 1)]
+
+    assert watched(*losses(3, 2, 1, 1.2, 1.3)) is None
+    assert watched(*losses(3, 1, 1.2, 1.3, 1.4, 1.5, 1.6)) == (
+        "metrics",
+        "val_loss has risen for 5 epochs, from 1 to 1.6",
+    )
+    assert watched(*losses(3, 1, 1.2, 1.3, 1.4, 1.3)) is None
+    assert watched(*losses(1, 2, 3, 4, 5, name="loss")) is None  # while training, the loss of a batch may rise
+    assert watched(*losses(1, 2, 3, 4, 5, name="val_accuracy")) is None
+    assert watched(*losses(5, 4, 3, 2, name="val_accuracy")) == (
+        "metrics",
+        "val_accuracy has fallen for 3 epochs, from 5 to 2",
+    )
+    restart = [
+        AttemptStarted(0.0, 1, 2),
+        AttemptEnded(5.0, 1, "rank 1 failed", 1),
+        AttemptStarted(6.0, 2, 2, "step-30", 30),
+    ]
+    assert watched(attempts=restart) == ("restarts", "attempt 1 ended: rank 1 failed; continues from step 30")
+    assert watched(*losses(1, 2, math.nan), attempts=restart)[0] == "metrics"

@@ -95,7 +95,7 @@ def curves_of(record: RunRecord, table: Table, most: int = CURVE_POINTS) -> list
                 by_rank.setdefault(rank, []).extend(line)
             lost = (part.get(name, []) for part in undone.values())
             lines = tuple(_thinned(part, -(-len(part) // most))[0] for part in lost if len(part) > 1)
-            mode = chosen.get(name) or better(name)
+            mode = chosen.get(name) or mode_of(name)
             best = _best(mine, mode, going) if mode else None
             curve = Curve(name, points, last[name].mean, _rank_lines(by_rank), lines, faster, best)
             charts.setdefault(name.removeprefix("val_"), []).append(curve)
@@ -105,7 +105,12 @@ def curves_of(record: RunRecord, table: Table, most: int = CURVE_POINTS) -> list
 _Mode = Literal["min", "max"]
 
 
-def better(name: str) -> _Mode | None:
+def better(record: RunRecord, name: str) -> _Mode | None:
+    """Whether the lowest or the highest value of a metric is best; None if it is not certain."""
+    return _chosen_by_checkpoints(record).get(name) or mode_of(name)
+
+
+def mode_of(name: str) -> _Mode | None:
     """Whether the lowest or the highest value of a metric is best, if the metric's name makes this clear."""
     words = re.findall("[a-z]+", name.lower())
     last = words[-1] if words else ""

@@ -76,9 +76,14 @@ def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
 
 def notices(record: RunRecord, most: int) -> list[str]:
     """Return the run's last notices, at most `most`, and before them what ended the attempt before the last restart."""
-    notices = describe.notices(record, most)
+    restart = restarted(record)
+    return [*([restart] if restart else []), *describe.notices(record, most)]
+
+
+def restarted(record: RunRecord) -> str:
+    """Say what ended the attempt before the last restart, and where the run continued; '' without a restart."""
     if len(record.attempts) < 2:
-        return notices
+        return ""
     before, attempt = record.attempts[-2:]
     words = [f"attempt {before.number} ended: {why(before)}"]
     if attempt.checkpoint:
@@ -86,7 +91,7 @@ def notices(record: RunRecord, most: int) -> list[str]:
         lost = progress.steps_lost(record)
         lost_words = "" if lost is None else f", {counted(lost, step_noun(record))} lost"
         words.append(f"{goes_on} {continued(record, attempt.step)}{lost_words}")
-    return ["; ".join(words), *notices]
+    return "; ".join(words)
 
 
 def _chapter(record: RunRecord, at: int) -> Chapter:

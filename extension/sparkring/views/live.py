@@ -45,6 +45,7 @@ from sparkring.views.description import Moment
 from sparkring.views.markup import log_text
 from sparkring.views.sections import Form, checkpoints, code, failure, items, ranks, restarts, shards, stream, timeline
 from sparkring.views.sections import metrics as measured
+from sparkring.views.watching import watching
 
 Message = dict[str, Any]
 
@@ -335,6 +336,7 @@ def state_message(record: RunRecord, now: float) -> Message:
         "left": left,
         "last": describe.metric_words(record, 4),
         "notices": attempts.notices(record, NOTICES),
+        "watch": watching(record),
         "notify": record.notify,
         "asks": [
             {name: getattr(asked, name) for name in ("rank", "number", "time", "hidden")}

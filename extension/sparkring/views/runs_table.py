@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sparkring.errors import DataError, OptionsError
 from sparkring.history import describe, metrics, reading, run_store
-from sparkring.history.curves import better
+from sparkring.history.curves import mode_of
 from sparkring.history.events import RunFinished, RunStarted
 from sparkring.history.lines import plain
 from sparkring.history.record import RunRecord
@@ -141,7 +141,7 @@ def chosen(runs: Sequence[ListedRun], where: str, sort: str, *, reverse: bool) -
     if sort and sort not in cells:
         raise OptionsError(f"%runs --sort {sort}: no such column. The columns are {', '.join(cells)}.")
     if sort:
-        high_first = (sort == "began" or better(sort) == "max") != reverse
+        high_first = (sort == "began" or mode_of(sort) == "max") != reverse
         with_value = sorted((at for at in kept if cells[sort][at] is not None), key=cells[sort].__getitem__)
         kept = [*(with_value[::-1] if high_first else with_value), *(at for at in kept if cells[sort][at] is None)]
     return [runs[at] for at in (kept if sort or not reverse else kept[::-1])]

@@ -9,6 +9,7 @@ from sparkring.history.record import RunRecord
 from sparkring.views import attempts
 from sparkring.views.markup import note, text
 from sparkring.views.sections import Form
+from sparkring.views.watching import watching
 
 
 def head_html(record: RunRecord, now: float) -> str:
@@ -42,8 +43,10 @@ def waiting_html(record: RunRecord) -> str:
 
 
 def notices_html(record: RunRecord, form: Form) -> str:
-    """Return the last notices: at most three in the form "stacked", else ten, and which metrics are not finite."""
-    return "".join(note(f"⚑ {notice}") for notice in attempts.notices(record, 3 if form == "stacked" else 10))
+    """Return the last notices: at most three in the form "stacked", else ten, after what needs attention most."""
+    watch, notices = watching(record), attempts.notices(record, 3 if form == "stacked" else 10)
+    first = [watch.text] if watch else []
+    return "".join(note(f"⚑ {notice}") for notice in [*first, *(other for other in notices if other not in first)])
 
 
 def progress_html(record: RunRecord, now: float) -> str:

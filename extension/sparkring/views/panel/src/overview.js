@@ -1,7 +1,7 @@
-// The Overview tab: the charts on the left, and the last lines of the ranks on the right.
+// The Overview tab: what needs attention most, the charts on the left, and the last lines of the ranks on the right.
 
 import { ChartsView } from "./charts.js";
-import { make, put } from "./elements.js";
+import { button, make, put } from "./elements.js";
 import { LOOK, LogView } from "./log.js";
 import { counted } from "./words.js";
 
@@ -11,12 +11,13 @@ const LEAST_ROOM = 100, BELOW = 120;
 export class Overview {
   constructor(panel) {
     this.panel = panel;
-    this.charts = new ChartsView(panel, () => panel.chartRoom(this.element) - (this.isNarrow() ? BELOW : 0));
+    this.charts = new ChartsView(panel, () => panel.chartRoom(this.element) - this.watch.offsetHeight - (this.isNarrow() ? BELOW : 0));
     this.log = new LogView(panel, { get wrap() { return LOOK.wrap; } });
     this.bar = make("div", { class: "sr-logbar" }, make("span", { class: "sr-spring" }), this.log.lookButtons.wrap);
     this.sentence = make("div", { class: "sr-empty", role: "status" });
     this.right = make("div", { class: "sr-overlog" }, this.sentence, this.bar, this.log.box);
-    this.element = make("div", { class: "sr-overview" }, this.charts.element, this.right);
+    this.watch = button("sr-tool sr-watch", "", "show more", () => panel.isThere(this.tab) && panel.select(this.tab), { hidden: true });
+    this.element = make("div", { class: "sr-overview" }, this.watch, this.charts.element, this.right);
   }
 
   // Return whether the charts are above the lines instead of beside them.
@@ -27,6 +28,10 @@ export class Overview {
   // Draw what has changed. Return false if draw() must be called again soon.
   draw() {
     const { curves, lines, state } = this.panel.run;
+    const [watched, tab] = state?.watch ?? [];
+    this.tab = tab;
+    this.watch.hidden = !watched;
+    put(this.watch, watched ? `⚑ ${watched}` : "");
     this.charts.draw(curves);
     const drawn = Boolean(curves?.charts.length), printed = lines.spoken;
     this.element.classList.toggle("sr-uncharted", !drawn);

@@ -123,7 +123,7 @@ export class Panel {
       this.buttons[each].tabIndex = on ? 0 : -1;
       this.bodies[each].hidden = !on;
     }
-    this.schedule();
+    this.scheduleState();
   }
 
   walk(event) {
@@ -244,7 +244,8 @@ export class Panel {
     this.words.parentElement.hidden = over && !words;
     this.advice.hidden = !state.error;
     put(this.itsLog, `rank ${state.failed_rank}'s log`);
-    const told = state.notices.map((text) => `⚑ ${text}`).join("\n");
+    const watched = this.tab === "overview" && state.watch?.[0]; // the Overview itself shows it
+    const told = state.notices.filter((text) => text !== watched).map((text) => `⚑ ${text}`).join("\n");
     put(this.notices, told);
     this.notices.hidden = !told;
     this.input.draw(over ? [] : state.asks, answers);
