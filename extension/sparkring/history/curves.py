@@ -46,6 +46,7 @@ class Curve(NamedTuple):
     for each rank. If a restart undid epochs or steps of an attempt, `undone` has their means as a separate line.
     `ahead` has points beyond the last one, over the faster ranks that have reached them; the lines in `ranks` continue
     there, too. `best` is the position and the value of the best mean, if it is certain which values are better.
+    `ghost` has the means of the last run of the same cell, and `before` its value to compare with (last_run.py).
     """
 
     name: str
@@ -55,6 +56,8 @@ class Curve(NamedTuple):
     undone: tuple[tuple[Point, ...], ...] = ()
     ahead: tuple[Point, ...] = ()
     best: tuple[float, float] | None = None
+    ghost: tuple[Point, ...] = ()
+    before: float | None = None
 
 
 class Mark(NamedTuple):

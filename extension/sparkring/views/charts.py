@@ -10,7 +10,8 @@ from typing import Any
 
 from sparkring.history import metrics
 from sparkring.history.curves import Curve, Mark, Point, curve_axis, curves_of, marks_of, other_axes
-from sparkring.history.describe import dotted, number
+from sparkring.history.describe import change, dotted, number
+from sparkring.history.last_run import with_last_run
 from sparkring.history.lines import plain
 from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS
@@ -25,7 +26,7 @@ _LONG = 16  # if a column of at least this length has only grown, only its new n
 Column = list["float | str | None"]
 
 
-@metrics.remembered("started", "metrics", "attempts", "checkpoints", "finished_ranks")
+@metrics.remembered("log_folder", "started", "metrics", "attempts", "checkpoints", "finished_ranks", "outcome")
 def charts(record: RunRecord) -> dict[str, Any]:
     """Return all charts of a run, as JSON values; {} if there is nothing to draw.
 
@@ -37,7 +38,7 @@ def charts(record: RunRecord) -> dict[str, Any]:
     have their own `x` and `time`.
     """
     table = metrics.table(record)
-    drawn = curves_of(record, table)[:MOST] if table.rows else []
+    drawn = with_last_run(record, curves_of(record, table)[:MOST]) if table.rows else []
     if not drawn:
         return {}
     axis, marks = curve_axis(record, table), marks_of(record, table)
@@ -60,7 +61,7 @@ def chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
         lone = not curve.ranks and not has_band(curve)  # the faster ranks have neither lines of their own nor a band
         columns: dict[str, Any] = {
             "name": plain(curve.name),
-            "last": number(curve.last),
+            "last": number(curve.last) + change(curve.last, curve.before),
             "colour": colour,
             "dashed": curve.name.startswith("val_"),
             "mean": _column(xs, means((*curve.points, *curve.ahead) if lone else curve.points)),
@@ -74,6 +75,12 @@ def chart(curves: Sequence[Curve], axis: str, began: float) -> dict[str, Any]:
                 for part in curve.undone
             ],
         }
+        if curve.ghost:
+            columns["ghost"] = {
+                "x": [point.x for point in curve.ghost],
+                "time": list(_times(curve.ghost, began).values()),
+                "mean": _column([point.x for point in curve.ghost], means(curve.ghost)),
+            }
         if curve.ahead:
             columns["until"] = curve.points[-1].x
         if curve.best is not None:
@@ -186,6 +193,7 @@ def legend(shown: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
         DASHED if any(curve.name.startswith("val_") for curve in curves) else "",
         "band: minimum to maximum" if any(map(has_band, curves)) else "",
         "faint: steps that some ranks have not reported yet" if any(curve.ahead for curve in curves) else "",
+        "faint line: the last run of this cell" if any(curve.ghost for curve in curves) else "",
         "dotted: discarded by a restart" if any(curve.undone for curve in curves) else "",
         "dashed red: restart" if "restart" in kinds else "",
         "red bar at the top: NaN or infinite" if any(map(odd_spans, shown)) else "",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.history.curves import Curve, Mark
-from sparkring.history.describe import dotted, duration, number
+from sparkring.history.describe import change, dotted, duration, number
 from sparkring.history.metrics import mean
 from sparkring.runtime.packages import command
 from sparkring.views.charts import best_words, colours, has_band, lacks_means, means, odd_spans, words
@@ -82,10 +82,10 @@ def figure(caption: str, picture: str, words: str, width: int = WIDTH) -> str:
 
 
 def _caption(curves: Sequence[Curve], axis: str) -> str:
-    named = [
-        f'<b style="{tint(colour)}">{text(curve.name)}</b> {dotted(number(curve.last), best_words(curve, axis))}'
-        for curve, colour in zip(curves, colours(curves), strict=False)
-    ]
+    named = []
+    for curve, colour in zip(curves, colours(curves), strict=False):
+        values = dotted(number(curve.last) + change(curve.last, curve.before), best_words(curve, axis))
+        named.append(f'<b style="{tint(colour)}">{text(curve.name)}</b> {values}')
     return f"<figcaption>{'<br>'.join(named)}</figcaption>"
 
 
@@ -152,6 +152,8 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
             for part, alpha in ((points[:shared], 0.8), (points[max(0, shared - 1) :], FAINT)):
                 if part[1:]:
                     axes.plot(*zip(*part, strict=True), color=_rank_colour(rank), lw=0.7, ls=style, alpha=alpha)
+        if curve.ghost[1:]:
+            axes.plot(*zip(*means(curve.ghost), strict=True), color=colour, lw=1.4, ls=style, alpha=FAINT)
         for undone in curve.undone:
             axes.plot(*zip(*means(undone), strict=True), color=colour, lw=0.9, ls=(0, (1, 1.5)))
         if has_band(curve):

@@ -11,6 +11,7 @@ from sparkring.history.describe.run import after_restarts, elapsed_s, ranks, sta
 from sparkring.history.describe.streams import step_noun, stream
 from sparkring.history.describe.text import (
     METRICS_NAMED,
+    change,
     counted,
     dotted,
     duration,
@@ -20,6 +21,7 @@ from sparkring.history.describe.text import (
     rank_list,
     rank_numbers,
 )
+from sparkring.history.last_run import compared
 from sparkring.history.lines import folded, is_noise, plain, visible
 from sparkring.history.progress import Lag, Progress
 from sparkring.history.record import RunRecord
@@ -79,9 +81,18 @@ def closing(record: RunRecord, now: float) -> str:
 
 
 def metric_words(record: RunRecord, most: int) -> list[str]:
-    """Return the last mean over the ranks for each of the first `most` metrics: `loss 0.031`."""
-    last = metrics.table(record).last()
-    return [f"{plain(name)} {number(last[name].mean)}" for name in list(last)[:most]]
+    """Return the last mean over the ranks for each of the first `most` metrics: `loss 0.031`.
+
+    One of them, a validation metric if there is one, is compared with the last run of the same cell.
+    """
+    last, before = metrics.table(record).last(), compared(record)
+    shown = list(last)[:most]
+    known = [name for name in shown if name in before]
+    one = next((name for name in known if name.startswith("val_")), known[0] if known else "")
+    return [
+        f"{plain(name)} {number(last[name].mean)}" + (change(last[name].mean, before[name]) if name == one else "")
+        for name in shown
+    ]
 
 
 def notices(record: RunRecord, most: int) -> list[str]:

@@ -70,6 +70,14 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def change(value: float, before: float | None) -> str:
+    """Compare a value with that of the last run: ` (−12 % against the last run)`; '' if there is nothing to compare."""
+    if before is None or not before or not math.isfinite(value) or not math.isfinite(before):
+        return ""
+    percents = round(100 * (value - before) / abs(before))
+    return f" ({percents:+,} %".replace("-", "−").replace("+0", "±0") + " against the last run)"
+
+
 def percent(fraction: float) -> str:
     """Return a completed fraction: `34 %`; '' if it is not finite.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sparkring.history import describe, metrics
 from sparkring.history.curves import curve_axis, curves_of, marks_of
 from sparkring.history.describe import counted
+from sparkring.history.last_run import with_last_run
 from sparkring.history.metrics import Spread, Table
 from sparkring.history.record import METRICS_KEPT, RunRecord
 from sparkring.views import charts
@@ -73,7 +74,7 @@ def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | N
 
 
 def _pictures(record: RunRecord, table: Table) -> str:
-    drawn = curves_of(record, table, POINTS)[: charts.MOST]
+    drawn = with_last_run(record, curves_of(record, table, POINTS)[: charts.MOST])
     if not drawn:
         return ""
     axis, marks = curve_axis(record, table), marks_of(record, table)

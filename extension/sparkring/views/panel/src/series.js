@@ -48,7 +48,7 @@ export function placed(axis, x) {
 export function laid(chart, { axes }, axis) {
   const [offset, factor] = axes[axis] ?? [0, 1];
   const along = ({ x, time }) => (axis === "time" ? time : factor === 1 && !offset ? x : x.map((each) => offset + factor * each));
-  const mine = along(chart), undone = chart.curves.flatMap(({ undone }) => undone);
+  const mine = along(chart), undone = chart.curves.flatMap(({ undone, ghost }) => (ghost ? [...undone, ghost] : undone));
   const moved = (x) => (axis === "time" ? between(chart.x, chart.time, x) : offset + factor * x);
   const x = undone.length ? [...new Set([...mine, ...undone.flatMap(along)])].sort((a, b) => a - b) : mine;
   const wide = (column, places = mine) => {
@@ -60,7 +60,8 @@ export function laid(chart, { axes }, axis) {
     ...curve, mean: wide(curve.mean), low: wide(curve.low), high: wide(curve.high), lowest: wide(curve.lowest), highest: wide(curve.highest),
     ranks: Object.fromEntries(Object.entries(curve.ranks).map(([rank, column]) => [rank, wide(column)])),
     undone: curve.undone.map((part) => wide(part.mean, along(part))),
-    until: curve.until === undefined ? x.length : lastUpTo(x, moved(curve.until)),
+    ghost: curve.ghost && wide(curve.ghost.mean, along(curve.ghost)),
+    until: lastUpTo(x, curve.until === undefined ? mine[mine.length - 1] : moved(curve.until)),
     best: curve.best && { ...curve.best, x: moved(curve.best.x) },
   }));
   return { x, curves, moved };
@@ -133,6 +134,9 @@ export function plotted({ x, curves }, { smoothing = 0, chosen = new Set() } = {
     addBoth(smoothed(column, smoothing), until, { stroke: RANK_COLOURS[rank % RANK_COLOURS.length], rank, dash: dashed ? DASHES : undefined,
       width: some && chosen.has(rank) ? 2.5 : 1, alpha: some && !chosen.has(rank) ? UNCHOSEN : 1 });
   }
+  for (const { colour, dashed, ghost } of curves) {
+    if (ghost) add(ghost, { stroke: colour, width: 1.5, alpha: FAINT, dash: dashed ? DASHES : undefined });
+  }
   for (const { colour, undone } of curves) for (const column of undone) add(column, { stroke: colour, width: 1, dash: DOTS });
   if (smoothing) for (const { colour, mean } of curves) add(mean, { stroke: colour, width: 1, alpha: FAINT });
   for (const { colour, dashed, mean, until } of curves) {
@@ -166,8 +170,8 @@ function itemChart(by, names, curves) {
 
 // Return whether a logarithmic axis can show all values of a chart that is laid().
 export function isPositive({ curves }) {
-  return curves.every(({ mean, low, ranks, undone }) => (
-    [mean, low ?? [], ...Object.values(ranks), ...undone].every((column) => column.every((value) => typeof value !== "number" || value > 0))
+  return curves.every(({ mean, low, ranks, undone, ghost }) => (
+    [mean, low ?? [], ghost ?? [], ...Object.values(ranks), ...undone].every((column) => column.every((value) => typeof value !== "number" || value > 0))
   ));
 }
 
@@ -197,6 +201,7 @@ export function readings({ curves }, at) {
     })]);
   }
   if (rows.length === 1) rows[0][0] = "value";
+  if (curves.some(({ ghost }) => ghost)) rows.push(["last run", -1, curves.map(({ ghost }) => told(ghost && before(ghost)))]);
   return rows;
 }
 
