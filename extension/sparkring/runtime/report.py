@@ -74,9 +74,9 @@ def log(
 
     Values are numbers or objects with a single number (a 0-d array or tensor). For the progress bar, `steps` is the
     number of steps in an epoch, and `epochs` is the number of epochs. If both are missing, the progress is known if the
-    cell's own outermost loop counts over a `range(…)`, or enumerates a DataLoader, perhaps with tqdm. `step` can be counted within the epoch or over
-    all epochs. In callbacks of Keras' fit, `epoch` can be counted from 0, as Keras does, or from 1. Raises TypeError
-    for any other value.
+    cell's own outermost loop counts over a `range(…)`, or enumerates a DataLoader, perhaps with tqdm. `step` can be
+    counted within the epoch or over all epochs. In callbacks of Keras' fit, `epoch` can be counted from 0, as Keras
+    does, or from 1. Raises TypeError for any other value.
     """
     if not isinstance(values, Mapping | None):
         raise TypeError(f"log() takes metrics as a dict or as keyword arguments, not {short_repr(values)}.")
