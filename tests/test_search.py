@@ -77,7 +77,7 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
     assert (found.finished, found.pruned, found.done) == (2, 2, 4)
     assert found.search.best == (0, 1.25)
     assert found.known[1].curves["loss"] == ((1.0, 3.0), (2.0, 2.5), (3.0, 2 + 1 / 3), (4.0, 2.25))
-    assert describe.outcome(result.record) == "2 of 4 items finished · 2 pruned · best loss 1.25 (item 0)"
+    assert describe.outcome(result.record) == "2 of 4 trials finished · 2 pruned · best loss 1.25 (trial 0)"
     assert run_store.load(run_store.find_saved(result.record.run_id)).items == found
     journal = optuna.storages.journal.JournalFileBackend(f"{result.record.log_folder}/study.journal")
     (summary,) = optuna.get_all_study_summaries(optuna.storages.JournalStorage(journal))
@@ -235,7 +235,7 @@ def test_a_metric_that_is_not_reported(runs):
     """One sentence at the end says which call is missing. A metric that is NaN is a failure only for Optuna."""
     with pytest.raises(ItemsFailed) as caught:
         runs(lambda rank, trial: rank.tell(Metrics({"los": 0.5})), grid([1, 2], maximize="val_loss", minimize=""), 1)
-    assert "  2 × did not report val_loss, which the search maximizes: items 0, 1\n" in str(caught.value)
+    assert "  2 × did not report val_loss, which the search maximizes: trials 0, 1\n" in str(caught.value)
     assert "Call sparkring.log(val_loss=…) in the item, which reported los." in str(caught.value)
     result = api.last_result
     assert list(result.table.state) == ["failed"] * 2
@@ -287,7 +287,7 @@ def test_an_error_of_the_users_pruner_ends_the_run(runs):
         def prune(self, study: Any, trial: Any) -> bool:
             raise ZeroDivisionError("no trials")
 
-    with pytest.raises(RunFailed, match=r"the iterable raised ZeroDivisionError: no trials after 1 item;") as caught:
+    with pytest.raises(RunFailed, match=r"the iterable raised ZeroDivisionError: no trials after 1 trial;") as caught:
         runs(train, grid([1, 2], prune=Broken()), 1)
     assert 'raise ZeroDivisionError("no trials")' in str(caught.value)
     assert api.last_result.values == [10.0]

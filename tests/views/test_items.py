@@ -152,6 +152,29 @@ def test_the_time_left_does_not_count_what_only_the_first_items_wait_for():
     assert describe.items_rate(record, 170.0) == "24 items/min"
 
 
+def test_items_that_score_rows():
+    """Rows and rows/s take the place of slots and items/s, and the time in which the model is loaded does not count."""
+    loading = events.ItemsPlanned(100.0, 2, noun="partition", waits_for="the model is being loaded on 1 machine")
+    record = replay([events.RunStarted(100.0, "run", "t", "c", 2, "spark", "plain", "all"), loading])
+    assert describe.items_progress(record, 106.0) == "the model is being loaded on 1 machine"
+    assert "rank" not in html.panel(record, now=106.0, final=False)
+    found = [events.ItemsPlanned(106.0, 2, total=8)]
+    for number in range(4):
+        found += [events.ItemStarted(106.0, number, f"partition {number}", number % 2)]
+        found += [events.Metrics({"rows": 7500.0, "rows/s": 2500.0}, time=109.0, rank=number % 2)]
+        found += [events.ItemEnded(109.0, number, "finished", seconds=3.0)] if number < 2 else []
+    record = replay(found, record)
+    assert describe.items_progress(record, 112.0) == "2 of 8 partitions · 30,000 rows · 2 running · 5,000 rows/s"
+    assert "7,500" in html.panel(record, now=112.0, final=False)
+    record = replay([events.RunFinished(112.0, "finished")], record)
+    assert describe.took(record, 112.0) == "12 s · 5,000 rows/s"
+
+
+def test_after_the_last_item_the_ranks_end():
+    found = [*begun(1), events.ItemStarted(100.0, 0, "", 0), events.ItemEnded(101.0, 0, "finished")]
+    assert describe.items_progress(replay(found), 103.0) == "1 item · ending the ranks"
+
+
 def test_the_page_is_told_of_each_item_once():
     """Only items that have changed, for example items with new metrics, are sent to the page again."""
     feed = live.Feed()
@@ -160,7 +183,7 @@ def test_the_page_is_told_of_each_item_once():
         return [row for message in feed.news(record, now) if message["kind"] == "items" for row in message["rows"]]
 
     rows = told(running(), 122.0)
-    assert [(row[0], row[2]) for row in rows] == [
+    assert [(row[0], row[3]) for row in rows] == [
         (0, "failed"),
         *[(number, "finished") for number in range(1, 11)],
         (11, "running"),
@@ -169,6 +192,7 @@ def test_the_page_is_told_of_each_item_once():
     failed = (
         0,
         "shop='<i>0</i>'",
+        {},
         "failed",
         None,
         "host",
@@ -177,14 +201,14 @@ def test_the_page_is_told_of_each_item_once():
         "0",
         f"{FAILED.summary} (cell line 2: `1 / 0`)",
     )
-    assert rows[0] == (*failed, 0.0, "", {}, "report", {})
+    assert rows[0] == (*failed, 0.0, "", "report", {})
     later = replay([events.ItemEnded(130.0, 12, "finished")], running())
-    assert [(row[0], row[5]) for row in told(later, 130.0)] == [(12, 18.0)]
+    assert [(row[0], row[6]) for row in told(later, 130.0)] == [(12, 18.0)]
     later = replay([events.Metrics({"mape": 9.0}, time=130.0, rank=0)], later)
-    assert [(row[0], row[5]) for row in told(later, 132.0)] == [(11, None)]
+    assert [(row[0], row[6]) for row in told(later, 132.0)] == [(11, None)]
     later = replay([events.ItemEnded(140.0, 11, "finished")], later)
     (state,) = (each for each in live.whole(later, 140.0) if each["kind"] == "state")
-    assert (state["fraction"], state["pooled"]) == (13 / 300, True)
+    assert (state["fraction"], state["pooled"]) == (13 / 300, "item")
     assert state["progress"] == "13 of 300 items · 1 failed · □□ 2 at once · 34 items/min"
     assert state["left"] == "8 min 29 s left"
 
@@ -315,15 +339,15 @@ def searched(*, over: bool) -> RunRecord:
 
 def test_the_best_trial_is_said_everywhere():
     assert describe.items_progress(searched(over=False), 103.0) == (
-        "3 of 4 items · 1 pruned · best val_loss 0.03125 (item 1) · ■ 1 at once"
+        "3 of 4 trials · 1 pruned · best val_loss 0.03125 (trial 1) · ■ 1 at once"
     )
     record = searched(over=True)
-    assert describe.outcome(record) == "3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1)"
+    assert describe.outcome(record) == "3 of 4 trials finished · 1 pruned · best val_loss 0.03125 (trial 1)"
     stream = io.StringIO()
     TerminalView(stream).close(record)
     assert stream.getvalue().splitlines()[-2:] == [
         "sparkring: importance: lr 75 %, act 25 % (from 34 finished trials)",
-        "sparkring: 3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1) in 3.0 s · 1.3 items/s",
+        "sparkring: 3 of 4 trials finished · 1 pruned · best val_loss 0.03125 (trial 1) in 3.0 s · 1.3 trials/s",
     ]
     (state,) = (each for each in live.whole(record, 103.0) if each["kind"] == "state")
     assert state["progress"] == describe.items(record), "the panel says so also after the run"
@@ -331,11 +355,11 @@ def test_the_best_trial_is_said_everywhere():
 
 
 def test_a_search_as_pictures():
-    """The saved form has three pictures. Text from users is escaped."""
+    """The saved form has three pictures, and one for each parameter. Text from users is escaped."""
     shown = html.panel(searched(over=True), now=103.0, final=True)
-    assert shown.count('src="data:image/png;base64,') == 3
+    assert shown.count('src="data:image/png;base64,') == 6
     assert 'alt="lr, act, width and val_loss of all trials"' in shown
-    assert "3 of 4 items finished · 1 pruned · best val_loss 0.03125 (item 1)" in shown
+    assert "3 of 4 trials finished · 1 pruned · best val_loss 0.03125 (trial 1)" in shown
     assert "grey: pruned · blue: finished · orange: best" in shown
     first = re.search(r"best val_loss</small></caption>.*?<td[^>]*>(\d+)</td>", shown)
     assert first is not None
@@ -385,8 +409,9 @@ def test_the_page_is_told_of_a_search():
     assert search["importance"] == [("lr", 0.75, "75 %"), ("act", 0.25, "25 %")]
     assert search["basis"] == "(from 34 finished trials)"
     rows = [row for each in live.whole(searched(over=True), 120.0) if each["kind"] == "items" for row in each["rows"]]
-    assert rows[1][-3:] == (
-        {"lr": 0.01, "act": "<i>tanh</i>", "width": 128},
+    assert rows[1][2] == {"lr": 0.01, "act": "<i>tanh</i>", "width": 128}
+    assert search["best"] == "dict(lr=0.01, act='<i>tanh</i>', width=128)"
+    assert rows[1][-2:] == (
         "step",
         {"val_loss": [(1.0, 3.0), (2.0, 2.5), (3.0, 0.03125)], "<b>": [(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]},
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkring.cluster.base import Cluster
 
 Answer = TypeVar("Answer")
-_FIRST_WORD_S, _RAREST_WORD_S = 2.0, 60.0  # the first and the longest time between two reports
+_FIRST_WORD_S, _RAREST_WORD_S = 1.0, 60.0  # the first and the longest time between two reports
 _CANCEL_AGAIN_S, _LOOK_S = 0.2, 0.5
 
 

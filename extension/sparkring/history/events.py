@@ -261,7 +261,8 @@ class ItemsPlanned(NamedTuple):
 
     At most `at_once` items run at the same time. Each item runs on the `ranks_each` ranks of a slot; the first rank of
     slot s has the number s × ranks_each. `total` is the number of items; None while this is not known. `up` is the
-    number of slots that can currently run items; None if the ranks of a slot never have to wait for resources.
+    number of slots that can currently run items; None if the ranks of a slot never have to wait for resources. `noun`
+    is what an item is called; '' if this stays as it was. `waits_for` says what the items wait for, in words.
     """
 
     time: float
@@ -269,6 +270,8 @@ class ItemsPlanned(NamedTuple):
     ranks_each: int = 1
     total: int | None = None
     up: int | None = None
+    noun: str = ""
+    waits_for: str = ""
 
 
 class ItemStarted(NamedTuple):

@@ -74,7 +74,8 @@ class ItemsRecord(NamedTuple):
     `up` says how many of the `at_once` slots can currently run items; it is None if slots never have to wait until
     their ranks can start. `finished`, `failed`, `stopped`, `pruned` and `kept` each count all items that ended in this
     way; a pruned item that was kept counts as kept. `again` counts the failed attempts that were followed by another
-    attempt. `search` is None if the items are not the trials of a search.
+    attempt. `search` is None if the items are not the trials of a search. `noun` is what an item is called, and
+    `waits_for` says what the items wait for.
     """
 
     at_once: int
@@ -90,6 +91,8 @@ class ItemsRecord(NamedTuple):
     again: int = 0
     up: int | None = None
     search: Search | None = None
+    noun: str = "item"
+    waits_for: str = ""
 
     @property
     def done(self) -> int:
@@ -137,6 +140,7 @@ def item_on(items: ItemsRecord, rank: int) -> int:
 def planned(items: ItemsRecord | None, event: events.ItemsPlanned) -> ItemsRecord:
     """Return the items with the numbers of the event: how many items there are, and how many can run at once."""
     records = items or ItemsRecord(event.at_once)
+    records = records._replace(noun=event.noun or records.noun, waits_for=event.waits_for)
     return records._replace(at_once=event.at_once, ranks_each=event.ranks_each, total=event.total, up=event.up)
 
 
@@ -149,7 +153,7 @@ def started(items: ItemsRecord, event: events.ItemStarted, host: str) -> ItemsRe
 def searching(items: ItemsRecord, event: events.SearchBegan | events.SearchEnded) -> ItemsRecord:
     """Return the items after a search has begun or ended."""
     if isinstance(event, events.SearchBegan):
-        return items._replace(search=Search(event.metric, event.mode, event.parameters))
+        return items._replace(search=Search(event.metric, event.mode, event.parameters), noun="trial")
     return items._replace(
         search=items.search and items.search._replace(importance=event.importance, trials=event.trials)
     )

@@ -421,7 +421,7 @@ def _command_failed(record: RunRecord, event: events.CommandFailed) -> RunRecord
 
 def _with_failed_commands(record: RunRecord, time: float) -> RunRecord:
     """Return the record of a finished run with a notice for each shell command that has failed."""
-    noun = "rank" if record.items is None else "item"
+    noun = "rank" if record.items is None else record.items.noun
     for (command, code), failed in record.failed_commands.items():
         ended = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"
         numbers = ", ".join(map(str, sorted(failed.numbers)))

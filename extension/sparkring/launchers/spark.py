@@ -44,7 +44,7 @@ from sparkring.history.describe import counted
 from sparkring.launchers import gpus_in_use
 from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.launchers.tunnel import TunnelRoute, why_needed
-from sparkring.runtime.kernel import tell
+from sparkring.runtime.kernel import tell_progress
 from sparkring.worker.member import gpus
 from sparkring.worker.spark_task import MemberTask, partitions_differ, run_member
 
@@ -121,7 +121,7 @@ class SparkLauncher(Launcher):
         self._environment_order: EnvironmentOrder | None = None
         if (pack := request.environment_pack) is not None:
             what = f"sending the environment to the executors ({describe.size(pack.size_bytes)})"
-            archive = interruptibly(cluster, what, lambda: cluster.send_file(pack.path), tell)
+            archive = interruptibly(cluster, what, lambda: cluster.send_file(pack.path), tell_progress)
             self._environment_order = EnvironmentOrder(archive, pack.lock, get_platform(), pack.unpacked_bytes)
         self.pins_gpus = request.gpus == 0 or self._profile_gpus > 0 or gpus_per(self._cluster, "task") > 0
         self.host, self.bind_host, self.port = self._cluster.address()

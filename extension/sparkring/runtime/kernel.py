@@ -38,6 +38,14 @@ def tell(text: str) -> None:
         sys.stderr.flush()
 
 
+def tell_progress(text: str) -> None:
+    """Print a message that something is under way, as tell() does. Notebooks show stderr in red, so it is not used."""
+    if in_notebook():
+        write(f"sparkring: {text}\n")
+    else:
+        tell(text)
+
+
 def write(text: str, stream: TextIO | None = None) -> None:
     """Write `text` to `stream`, or to stdout. Characters that the stream cannot encode are written as `?`."""
     to = sys.stdout if stream is None else stream

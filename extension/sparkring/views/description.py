@@ -14,8 +14,11 @@ from typing import Any, Literal
 from sparkring.history import describe
 
 # The kinds of cells: `whole` is a duration in whole seconds, `percent` a fraction, `counted` a number of things,
-# `state` a state with its sign, `check` a mark or nothing. `numbers` maps names to numbers, which get a column each.
-Kind = Literal["text", "count", "number", "numbers", "duration", "whole", "percent", "counted", "state", "check"]
+# `state` a state with its sign, `check` a mark or nothing. `numbers` and `values` map names to numbers, or to
+# numbers and texts, which get a column each.
+Kind = Literal[
+    "text", "count", "number", "numbers", "values", "duration", "whole", "percent", "counted", "state", "check"
+]
 RIGHT = ("count", "number", "numbers", "duration", "whole")  # the kinds of cells that are aligned to the right
 # None is a missing value. Numbers that are not finite are texts, since JSON has none: nan, inf, -inf.
 Cell = str | int | float | bool | None | Mapping[str, "float | str"]
@@ -151,10 +154,14 @@ def expanded(table: Table, most: int) -> Table:
     cells: list[Sequence[Cell]] = []
     for at, column in enumerate(table.columns):
         values = [row[at] for row in table.rows]
-        if column.kind == "numbers":
-            names = list(dict.fromkeys(name for value in values if isinstance(value, Mapping) for name in value))[:most]
-            columns += [Column(name, name, "number") for name in names]
-            cells += [[value.get(name) if isinstance(value, Mapping) else None for value in values] for name in names]
+        if column.kind in ("numbers", "values"):
+            mappings = [value if isinstance(value, Mapping) else {} for value in values]
+            names = list(dict.fromkeys(name for mapping in mappings for name in mapping))
+            for name in names[:most] if column.kind == "numbers" else names:
+                some = [mapping.get(name) for mapping in mappings]
+                is_text = column.kind == "values" and any(isinstance(value, str) for value in some)
+                columns.append(Column(name, name, "text" if is_text else "number"))
+                cells.append(some)
         elif (
             len({value for value in values if value != "" and value is not None and value is not False}) >= column.needs
         ):

@@ -16,7 +16,8 @@ A message is a dict of JSON values with the `run` and a `kind`:
               time. `html` holds the HTML of the displays that have not been sent before, by key
     usage     the resources that each rank uses, and the percentage of the time that it waits for data. For each rank
               with new samples, `samples` has a row for each Sample, with the time in seconds since the run began
-    search    the metric, the parameters and their importance, if the items are the trials of a search
+    search    the metric, the parameters and their importance, and the best parameters as Python code, if the items are
+              the trials of a search
     stream    the section `stream` as its module describes it. A number in `figures` is the time of a Moment. A row of
               `parts` says whether the chart shows the part at first, its share of the time, and its seconds in all.
               `rows` has a row for each new batch. `end` counts all batches; the page keeps the last `kept` of them
@@ -54,7 +55,7 @@ STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
 PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, because the ranks may need the processor
 NOTICES = 5
 HINT_AFTER = 3  # reports of each rank: from then on, a page says how the end of the run becomes known
-ITEM_DETAILS = ("began", "advice", "parameters", "by", "curves")
+ITEM_DETAILS = ("began", "advice", "by", "curves")
 # If there are more ranks, the page shows no lanes, and needs no samples.
 MOST_LANES = 32
 RUNNING_POINTS = 4_000  # the most points of running items' curves in a message; ended items' curves are sent whole
@@ -119,7 +120,8 @@ class Feed:
             state = state_message(record, now)
             self._state_due = now + max(STATE_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
             if not drawn and self._state:
-                state["last"] = self._state["last"]  # the values must match the table and curves that were last sent
+                # The values must match the tables and curves that were last sent.
+                state |= {name: self._state[name] for name in ("last", *(("progress",) if self._search else ()))}
             if state != self._state:
                 self._state = state
                 messages.append({**state, "now": now})
@@ -247,7 +249,6 @@ def _item(record: RunRecord, item: ItemRecord, most: int = item_records.CURVE_PO
         *items.row(record, item, round(item.ended - item.started, 3) if item.ended else None),
         round(item.started - record.started, 2),
         describe.plain_lines(item.failure.advice or "") if item.failure else "",
-        {name: lines.plain(value) if isinstance(value, str) else value for name, value in item.parameters.items()},
         item.by,
         {
             lines.plain(name): [(at, float(f"{value:.6g}")) for at, value in item_records.thinned(curve, most)]
@@ -271,6 +272,7 @@ def search_message(record: RunRecord) -> Message:
         ],
         "importance": describe.importances(search),
         "basis": describe.importance_basis(search),
+        "best": describe.best_parameters(record),
     }
 
 
@@ -303,6 +305,7 @@ def state_message(record: RunRecord, now: float) -> Message:
     running = record.outcome is None
     lags = progress.lags(record) if running else []
     fraction = slowest.fraction if slowest else None
+    waits = running and not (record.running_since or record.stream or record.items)
     words = ""
     if slowest:
         words = describe.progress_words(slowest._replace(left_s=None), running=running, lags=bool(lags))
@@ -330,7 +333,7 @@ def state_message(record: RunRecord, now: float) -> Message:
         "took": describe.took(record, now) if record.ended else "",
         "error": "" if record.failed_rank is None else describe.explain_failure(record),
         "failed_rank": record.failed_rank,
-        "waiting": "" if record.running_since or record.stream or not running else describe.outcome(record),
+        "waiting": describe.outcome(record) if waits else "",
         "fraction": fraction,
         "progress": words,
         "left": left,
@@ -347,7 +350,7 @@ def state_message(record: RunRecord, now: float) -> Message:
         "reports": len(record.metrics),
         "noun": describe.step_noun(record),
         "streamed": record.stream is not None,
-        "pooled": record.items is not None,
+        "pooled": "" if record.items is None else record.items.noun,
         "ranks": ranks.described(record, lags),
     }
 

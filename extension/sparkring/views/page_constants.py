@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sparkring.views import charts, live, markup
+from sparkring.views import charts, live, markup, tables
 from sparkring.views.description import RIGHT, Column
 from sparkring.views.sections import items, ranks, search, stream
 
@@ -23,6 +23,7 @@ def script() -> str:
         "BLUE": markup.BLUE,
         "GREEN": markup.GREEN,
         "RED": markup.RED,
+        "GREY": markup.GREY,
         "AMBER": markup.AMBER,
         "RANK_COLOURS": markup.RANK_COLOURS,
         "CURVE_COLOURS": charts.COLOURS,
@@ -37,6 +38,10 @@ def script() -> str:
         "TRIAL_KINDS": search.KINDS,
         "TRIALS_LEGEND": search.legend(search.KINDS),
         "WHOLE": search.WHOLE,
+        "SCALE": search.SCALE,
+        "SLICES": search.SLICES,
+        "CURVES_SHOWN": search.CURVES_SHOWN,
+        "METRICS_SHOWN": tables.METRICS_SHOWN,
         "FAR": search.FAR,
         "EQUAL": search.EQUAL,
         "BATCH_COLUMNS": stream.COLUMNS,

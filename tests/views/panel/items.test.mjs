@@ -4,8 +4,8 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { fits, Items, value } from "../../../extension/sparkring/views/panel/src/items.js";
 
-const row = (item, state, took, metrics = {}, error = "", place = "here") => (
-  [item, `shop ${item}`, state, null, place, took, metrics, "", error, item, "", {}, "step", {}]);
+const row = (item, state, took, metrics = {}, error = "", place = "here", parameters = {}) => (
+  [item, `shop ${item}`, parameters, state, null, place, took, metrics, "", error, item, "", "step", {}]);
 const titles = (items) => items.columns().map(({ title }) => title);
 const numbers = (items, now = 100) => items.shown(now).map((each) => each.item);
 
@@ -13,9 +13,9 @@ test("a later row replaces an earlier one", () => {
   const items = new Items();
   items.add({ rows: [row(1, "running", null), row(0, "running", null)] });
   items.add({ rows: [row(1, "finished", 2, { mape: 0.5 })] });
-  assert.deepEqual(numbers(items), [0, 1]);
+  assert.deepEqual(numbers(items), [0, 1], "the running item is in sight");
   assert.equal(items.rows.get(1).state, "finished");
-  assert.deepEqual(items.metrics, ["mape"]);
+  assert.deepEqual(items.names.metrics, ["mape"]);
 });
 
 test("items are sorted by any column, and those without a value come last", () => {
@@ -41,7 +41,24 @@ test("a search finds items by the text of their rows", () => {
   items.search("shop 1");
   assert.deepEqual(numbers(items), [1, 10]);
   items.add({ rows: [row(11, "running", null)] });
-  assert.deepEqual(numbers(items), [1, 10, 11]);
+  assert.deepEqual(numbers(items), [11, 1, 10], "running items come first");
+  items.onlyFailed = true;
+  items.search("");
+  assert.deepEqual(numbers(items), [1]);
+});
+
+test("a trial has a column for each parameter, and conditions on them choose trials", () => {
+  const items = new Items(), trial = (item, lr, act, loss) => row(item, "finished", 1, { loss }, "", "here", { lr, act });
+  items.add({ rows: [trial(0, 0.1, "relu", 3), trial(1, 0.01, "Tanh", 2), trial(2, 0.001, "relu", 1)] });
+  assert.deepEqual(titles(items), ["#", "lr", "act", "state", "time", "loss"]);
+  items.sort("parameters.lr");
+  assert.deepEqual(numbers(items), [2, 1, 0]);
+  items.sort("parameters.act");
+  assert.deepEqual(numbers(items), [1, 0, 2]);
+  for (const [query, chosen] of [["lr<0.05", [1, 2]], ["act=tanh", [1]], ["lr>=0.01 loss<3", [1]], ["width<3", []]]) {
+    items.search(query);
+    assert.deepEqual(numbers(items).sort(), chosen, query);
+  }
 });
 
 test("a column is shown if it has something to show", () => {
@@ -61,9 +78,9 @@ test("an item's row has the last line that it printed, or its error", () => {
   assert.deepEqual(items.shown(9).map(({ said }) => said), ["two", ""]);
   items.read({ rank: [1], text: ["three"], noise: [] });
   items.add({ rows: [row(0, "finished", 2)] });
-  assert.deepEqual(items.shown(9).map(({ said }) => said), ["two", "three"]);
+  assert.deepEqual(items.shown(9).map(({ said }) => said), ["three", "two"]);
   items.add({ rows: [row(0, "failed", 2, {}, "no data")] });
-  assert.deepEqual(items.shown(9).map(({ said }) => said), ["no data", "three"]);
+  assert.deepEqual(items.shown(9).map(({ said }) => said), ["three", "no data"]);
 });
 
 test("cells are written as in the saved view", () => {

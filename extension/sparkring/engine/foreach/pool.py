@@ -281,8 +281,9 @@ class Pool:
         verdict = self._schedule.ended(attempt.slot, ended.failure)
         ending: events.ItemEnding = "pruned" if ended.pruned else verdict
         if self._schedule.limit < limit:
-            fewer = describe.counted(self._schedule.limit, "item")
-            self._recorder.notice(f"item {number} ran out of memory: from now on, {fewer} at once")
+            noun = "item" if self._steering is None else "trial"
+            fewer = describe.counted(self._schedule.limit, noun)
+            self._recorder.notice(f"{noun} {number} ran out of memory: from now on, {fewer} at once")
         if verdict == "finished" and self._kept is not None:
             self._unkept[number] = attempt.item, ended
         return [self._over(number, ended, ending)]

@@ -86,7 +86,7 @@ class PreparedItems(NamedTuple):
 
     `launches` contains a launch request for each slot. `total` is the total number of items, even if only the first
     one will run. With `stay`, ranks without an item stay up until all items have ended, because other ranks may use
-    processes that these ranks have started.
+    processes that these ranks have started. `noun` is what an item is called.
     """
 
     options: ForeachOptions
@@ -101,6 +101,7 @@ class PreparedItems(NamedTuple):
     kept: Kept | None = None
     total: int | None = None
     stay: bool = False
+    noun: str = "item"
 
 
 def prepare(spec: ForeachSpec) -> PreparedItems:
@@ -298,7 +299,12 @@ class ForeachRun:
 
     def __init__(self, prepared: PreparedItems, view: View, interrupts: Interrupts) -> None:
         self.prepared = prepared
-        self.recorder = Recorder(view, prepared.started, prepared.notices)
+        options, started = prepared.options, prepared.started
+        noun = prepared.noun if prepared.items.steering is None else "trial"
+        total = None if options.plan else prepared.total
+        at_once = started.size // options.np_each
+        planned = events.ItemsPlanned(started.time, at_once, options.np_each, total, noun=noun)
+        self.recorder = Recorder(view, started, prepared.notices, [planned])
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
         self.plan: Plan | None = None
@@ -392,7 +398,7 @@ class ForeachRun:
             return interrupted(f"{done}. {self.kept_words or 'Their results are in sparkring.last_result.'}")
         if pool.error is not None:
             failure = as_failure(pool.error)
-            taken = describe.counted(self.prepared.items.taken, "item")
+            taken = describe.counted(self.prepared.items.taken, record.items.noun if record.items else "item")
             text = f"the iterable raised {failure.summary} after {taken}; the results are in sparkring.last_result."
             return RunFailed(f"{text}\n\n{failure.traceback}".rstrip(), record=record, values=values)
         if pool.failures:

@@ -414,7 +414,9 @@ def _run_of(scoring: _Scoring, packed: Any, np: int, background: bool) -> tuple[
     title = f"predict {scoring.dataset.name} with {scoring.model}"
     prepared = foreach_run.prepare(ForeachSpec(Call(job), parts, options, title=title, code=scoring.code))
     # The directory belongs to this run only, and is removed when the run has finished.
-    prepared = prepared._replace(started=prepared.started._replace(checkpoint_dir="", captured=()), stay=True)
+    prepared = prepared._replace(
+        started=prepared.started._replace(checkpoint_dir="", captured=()), stay=True, noun="part"
+    )
     assert prepared.kept is not None
     prepared.kept.notice_if_used = f"parts that an earlier run has written to {unfinished.written} are used"
     shares = [[address] for address in addresses] or [[]]

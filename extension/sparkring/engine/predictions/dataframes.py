@@ -20,7 +20,7 @@ from sparkring.engine.predictions.settings import PROBED_ROWS, Settings
 from sparkring.errors import DataError, OptionsError
 from sparkring.history.describe import counted, first_line
 from sparkring.runtime.interrupts import interrupted
-from sparkring.runtime.kernel import tell
+from sparkring.runtime.kernel import tell_progress
 from sparkring.worker.model import outputs
 from sparkring.worker.model.files import Files, files_of, row_numbers
 from sparkring.worker.model.scorer import ModelSource
@@ -156,7 +156,7 @@ def _first_rows(used: DataFrame, types: pa.Schema, files: Files | None, cluster:
     if files is not None and not files.filtered and (batch := files.first_rows(PROBED_ROWS)) is not None:
         return batch
     try:
-        rows = interruptibly(cluster, "the first rows for predict()", lambda: used.take(PROBED_ROWS), tell)
+        rows = interruptibly(cluster, "the first rows for predict()", lambda: used.take(PROBED_ROWS), tell_progress)
     except KeyboardInterrupt:
         raise interrupted("") from None
     except (OverflowError, ValueError) as error:

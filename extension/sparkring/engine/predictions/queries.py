@@ -4,8 +4,8 @@
 
 A DataFrame that predict() has returned may be used at any time, so one listener waits as long as this process lives.
 Waiting takes no processor time. A query begins with the first report of a model process. The query ends when Spark is
-no longer running any of its stages and, in addition, another query begins or the last model process disconnects. A
-model process disconnects when no task has been connected for a while.
+no longer running any of its stages and, in addition, another query begins, the last model process disconnects, or Spark
+has run nothing for a while. A model process disconnects when no task has been connected for a while.
 
 The model processes of a stream do not report its tasks. But if they take up new checkpoints, they stay connected until
 they exit, and the stream has a record, whose items are the model processes (serving.py). The record ends when the
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _MOST = 1_000  # how many model processes can be connected at once
 _LOOK_EVERY_S = 0.25
+_IDLE_S = 1.0  # a query has ended if Spark has run nothing for so long
 _LAST_REPORT_S = EVERY_S + 0.5  # after the end of a streaming query, the last reports arrive within this time
 
 
@@ -91,7 +92,7 @@ class _Partition:
 class _Query:
     """A query that is recorded and shown. Its tasks use one column, in one or more stages."""
 
-    def __init__(self, column: _Column, with_model: set[str], *, warm: bool) -> None:
+    def __init__(self, column: _Column, with_model: set[str], report: ModelUsed) -> None:
         self._cluster = column.cluster
         self._with_model = with_model  # the processes that are known to have loaded the model
         self._last = time.time()
@@ -101,12 +102,13 @@ class _Query:
         self._items = 0
         self._partitions: dict[tuple[int, int], _Partition] = {}
         self._scored: dict[tuple[str, int], TaskScored] = {}  # the last reports, including those about failed attempts
-        self._loads: dict[str, float | None] = {}
+        self._loads: dict[str, float | None] = {} if report.load_s is not None else {_process(report): None}
         self._loaded: dict[str, float] = {}  # only the processes that loaded the model for this query
         self._scoring = 0.0  # when the first rows were scored
         self._serving = Serving(self._at_once)  # the processes that take up new checkpoints
         self._gpus: dict[tuple[str, str], GpuUsed] = {}  # the last reports, by process and address
         self._waiting: list[_Partition] = []  # partitions without a slot in the record
+        self._idle_since = 0.0  # since when neither a task nor a stage of Spark has been running; 0 if one is running
         self.ends_with_stream = False  # whether a thread waits for the end of the streaming query
         started = events.RunStarted(
             self._last,
@@ -117,17 +119,19 @@ class _Query:
             "spark",
             "plain",
             "all",
-            warm=warm,
+            warm=report.load_s is not None,
             versions=versions(),
         )
-        self.recorder = Recorder(background_view(), started)
-        self._events: list[events.Event] = [events.ItemsPlanned(self._last, self._at_once)]
+        self._events: list[events.Event] = []
+        first = self._planned()._replace(noun="partition")
+        self.recorder = Recorder(background_view(), started, first=[first])
 
     def add(self, report: ModelUsed, tasks: list[TaskScored], gpus: Mapping[str, GpuUsed]) -> None:
         """Record the report of a model process about these tasks. `gpus` are the process's GPUs by address."""
         self._last = time.time()
         process = _process(report)
         self._note_load(process, report, gpus)
+        self._idle_since = 0.0
         if report.checkpoint is not None:
             self._events += self._serving.add(report, report.checkpoint, self._last)
         for address, gpu in gpus.items():
@@ -163,23 +167,27 @@ class _Query:
         if process in self._loads and self._loads[process] == report.load_s:
             return
         which = f"process {report.pid}" + (f", GPU {', '.join(gpus)}" if gpus else "")
-        if report.load_s is None:
-            text = f"{report.host} is loading the model ({which})"
-            self._events.append(events.Notice(self._last, text, "heard"))
-        elif process in self._loads and report.checkpoint is None:
+        if process in self._loads and report.checkpoint is None and report.load_s is not None:
             text = f"{report.host} has loaded the model in {describe.duration(report.load_s)} ({which})"
             self._events.append(events.Notice(self._last, text))
         if report.load_s is not None and process not in self._with_model:
             self._with_model.add(process)
             self._loaded[process] = report.load_s
         self._loads[process] = report.load_s
+        self._events.append(self._planned())
+
+    def _planned(self) -> events.ItemsPlanned:
+        """Return how many partitions there are, and where the model is being loaded."""
+        hosts = {process.rpartition(":")[0] for process, load_s in self._loads.items() if load_s is None}
+        waits_for = f"the model is being loaded on {describe.counted(len(hosts), 'machine')}" if hosts else ""
+        return events.ItemsPlanned(self._last, self._at_once, total=self._items or None, waits_for=waits_for)
 
     def _partition(self, task: TaskScored) -> _Partition:
         if task.stage not in self._first_item:
             info = self._stage(task.stage)
             self._first_item[task.stage] = self._items
             self._items += task.partition + 1 if info is None else info.tasks
-            self._events.append(events.ItemsPlanned(self._last, self._at_once, total=self._items))
+            self._events.append(self._planned())
         place = task.stage, task.partition
         if place not in self._partitions:
             first = next(iter(self._first_item)) == task.stage
@@ -196,7 +204,8 @@ class _Query:
         if partition.slot is None and not self._enter(partition, report):
             return False
         assert partition.slot is not None
-        values = {"rows": float(partition.rows), "rows_per_s": partition.rows / max(partition.seconds, 1e-6)}
+        rate = partition.rows / max(partition.seconds, 1e-6)
+        values = {describe.ROWS: float(partition.rows), describe.ROWS_RATE: rate}
         self._events.append(events.Metrics(values, time=self._last, rank=partition.slot))
         if partition.state == "finished":
             self._leave(partition, "finished")
@@ -255,6 +264,19 @@ class _Query:
         with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
             return not self._first_item.keys().isdisjoint(self._cluster.active_stages())
         return False
+
+    def has_ended(self) -> bool:
+        """Return whether no task and no stage of Spark has been running for a while.
+
+        Between two stages of a query, none may be running for a moment. Return False if Spark does not know its stages.
+        """
+        if not self._first_item or self._stage(max(self._first_item)) is None:
+            return False
+        is_busy = self.is_active()
+        with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
+            is_busy = is_busy or bool(self._cluster.active_stages())
+        self._idle_since = 0.0 if is_busy else self._idle_since or time.monotonic()
+        return not is_busy and time.monotonic() - self._idle_since > _IDLE_S
 
     def end(self) -> None:
         """Close the record. A task whose connection was closed counts as finished if its stage is complete."""
@@ -419,7 +441,21 @@ class _Watch:
             queries[name].add(report, [task for task in report.tasks if task.query == name], gpus)
 
     def _begin(self, report: ModelUsed) -> _Query:
-        return _Query(self._columns[report.column], self._with_model[report.column], warm=report.load_s is not None)
+        query = _Query(self._columns[report.column], self._with_model[report.column], report)
+        threading.Thread(target=self._follow, args=(report.column, query), daemon=True).start()
+        return query
+
+    def _follow(self, column: str, query: _Query) -> None:
+        """Keep the view of a query up to date. End the query once Spark has: its model processes stay connected."""
+        queries = self._queries[column]
+        while not self._closing.wait(_LOOK_EVERY_S):
+            with self._changing:
+                if query not in queries.values():
+                    return
+                if query.has_ended():
+                    queries.pop(next(name for name, other in queries.items() if other is query)).end()
+                    return
+                query.recorder.add([])
 
     def _is_running(self, column: str, stream: str) -> bool:
         """Return whether Spark is running a streaming query."""

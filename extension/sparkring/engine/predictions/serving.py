@@ -90,7 +90,7 @@ class Serving:
         return next((slot for slot in range(self._at_once) if slot not in taken), None)
 
     def _begin(self, process: _Process, report: ModelUsed, now: float) -> Iterator[events.Event]:
-        yield events.ItemsPlanned(now, self._at_once, total=len(self._processes))
+        yield events.ItemsPlanned(now, self._at_once, total=len(self._processes), noun="process")
         if process.slot is not None:
             yield events.RankStarted(now, process.slot, report.host, report.pid)
             yield events.ItemStarted(now, process.item, f"process {report.pid} on {report.host}", process.slot)
@@ -101,5 +101,5 @@ class Serving:
         used, since = process.used, process.numbers_noted or process.began
         rate = (used.rows - process.rows_noted) / max(now - since, 1e-6)
         process.numbers_noted, process.rows_noted = now, used.rows
-        values = {"rows": float(used.rows), "rows_per_s": rate, "step": float(used.step)}
+        values = {"rows": float(used.rows), describe.ROWS_RATE: rate, "step": float(used.step)}
         yield events.Metrics(values, time=now, rank=process.slot)

@@ -24,7 +24,10 @@ class Recorder:
     The observers are the saved run, those that OBSERVERS makes, and the view, in this order.
     """
 
-    def __init__(self, view: View, started: events.RunStarted, notices: Iterable[str] = ()) -> None:
+    def __init__(
+        self, view: View, started: events.RunStarted, notices: Iterable[str] = (), first: Sequence[Event] = ()
+    ) -> None:
+        """`first` holds events that belong to the start: no observer sees the run without them."""
         self._more: list[Event] = []  # what the observers' work has added to the events
         self._folder = RunFolder(started.run_id, self._more.append)
         self._timelines = TimelineFiles(self._folder.path)
@@ -42,7 +45,7 @@ class Recorder:
         self._observers.append(self._shown)
         for observer in self._observers:
             self._tell(observer, observer.started, self.record)
-        self._tell_all([started])
+        self._tell_all([started, *self._applied(first)])
         for notice in notices:
             self.notice(notice)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,6 +18,7 @@ from sparkring.history.describe.text import (
     first_line,
     number,
     plain_lines,
+    plural,
     rank_numbers,
 )
 from sparkring.history.events import CodeFrame, Failure
@@ -27,6 +30,8 @@ from sparkring.history.stacks import CELL_NAME
 
 # The pace is measured over the last _PACE_ITEMS items, if at least _PACE_S seconds or _PACE_ENDS ends are known.
 _PACE_ITEMS, _PACE_S, _PACE_ENDS = 200, 1.0, 20
+ROWS, ROWS_RATE = "rows", "rows/s"  # the metrics of items that score rows
+_SCORING = ("partition", "part", "process")  # what such items are called
 _SQUARES = 10  # how many squares show the slots of a pool
 _FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes of failure are named, and how many items for each cause
 
@@ -39,23 +44,50 @@ def items(record: RunRecord, *, over: bool = False) -> str:
     over = over or record.outcome is not None
     number = items_record.finished if over else items_record.done
     whole = items_record.over if over and items_record.total is None else items_record.total
-    words = counted(number, "item") if whole in (None, number) else f"{number:,} of {counted(whole or 0, 'item')}"
+    noun = items_record.noun
+    words = counted(number, noun) if whole in (None, number) else f"{number:,} of {counted(whole or 0, noun)}"
     failed = f"{items_record.failed:,} failed" if items_record.failed else ""
     pruned = f"{items_record.pruned:,} pruned" if items_record.pruned else ""
     kept = f"{items_record.kept:,} kept from an earlier run" if items_record.kept else ""
     if over:
         # If an earlier run has finished the items, "0 of 40 items finished" would be wrong.
-        words = f"{words} finished" if number or not items_record.kept else counted(whole or items_record.kept, "item")
-    return dotted(words, failed, pruned, kept, best_trial(record))
+        words = f"{words} finished" if number or not items_record.kept else counted(whole or items_record.kept, noun)
+    return dotted(words, failed, pruned, kept, _scored(items_record), best_trial(record))
+
+
+def _scored(items_record: ItemsRecord) -> str:
+    """Return how many rows have been scored; '' if the items do not score rows."""
+    if items_record.noun not in _SCORING:
+        return ""
+    return counted(round(sum(item.metrics.get(ROWS, 0) for item in items_record.known)), "row")
 
 
 def best_trial(record: RunRecord) -> str:
-    """Return the best trial of a search so far: `best val_loss 0.031 (item 17)`; '' if there is none."""
+    """Return the best trial of a search so far: `best val_loss 0.031 (trial 17)`; '' if there is none."""
     search = None if record.items is None else record.items.search
     if search is None or search.best is None:
         return ""
     item, value = search.best
-    return f"best {plain(search.metric)} {number(value)} (item {item:,})"
+    return f"best {plain(search.metric)} {number(value)} (trial {item:,})"
+
+
+def best_parameters(record: RunRecord) -> str:
+    """Return the parameters of the best trial as Python code: `dict(lr=0.003, act='relu')`; '' if there is none."""
+    items_record = record.items
+    if items_record is None or items_record.search is None or items_record.search.best is None:
+        return ""
+    best = items_record.search.best[0]
+    trial = next((item for item in reversed(items_record.ended) if item.item == best), None)
+    return f"dict({', '.join(f'{name}={_code(value)}' for name, value in trial.parameters.items())})" if trial else ""
+
+
+def _code(value: float | str) -> str:
+    """Return a value as Python code. The record keeps values that are not numbers as texts."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            ast.literal_eval(value)
+            return plain(value)
+    return plain(repr(value))
 
 
 def importance(record: RunRecord) -> str:
@@ -92,10 +124,25 @@ def items_progress(record: RunRecord, now: float) -> str:
     items_record = record.items
     if items_record is None:
         return ""
+    if items_record.noun in _SCORING:
+        busy = f"{len(items_record.running):,} running" if items_record.running else ""
+        known = items(record) if items_record.known else ""
+        return dotted(_loading(items_record), known, busy, items_rate(record, now))
+    if items_record.total is not None and items_record.done >= items_record.total and record.outcome is None:
+        last = "estimating the importance of the parameters, and ending" if items_record.search else "ending"
+        return dotted(items(record), f"{last} the ranks" if items_record.total else "")
     left = items_record.most
     number = f"{items_record.up:,} of {left:,}" if items_record.short and not record.outcome else f"{left:,}"
     running = f"{number} at once" if left == items_record.at_once else f"{number} running"
     return dotted(items(record), f"{_slots(items_record)} {running}", items_rate(record, now))
+
+
+def _loading(items_record: ItemsRecord) -> str:
+    """Say that the model is being loaded; '' if all processes have loaded it."""
+    loads = items_record.noun == "part" and items_record.running and not items_record.done
+    if loads and not any(ROWS in item.metrics for item in items_record.running):
+        return "the model is being loaded"
+    return items_record.waits_for
 
 
 def _slots(items_record: ItemsRecord) -> str:
@@ -142,8 +189,11 @@ def _pace(items_record: ItemsRecord, now: float) -> _Pace | None:
 def items_rate(record: RunRecord, now: float) -> str:
     """Return how many items end per second, minute or hour: `3.4 items/s`; '' if this is not known.
 
-    During the run, this is the current pace; after the run, the mean over the whole run.
+    During the run, this is the current pace; after the run, the mean over the whole run. If the items score rows, this
+    is the mean number of rows per second since the first row.
     """
+    if record.items is not None and record.items.noun in _SCORING:
+        return _scoring_rate(record.items, record.ended or now)
     ran, seconds = (record.items.ran if record.items else 0), elapsed_s(record, now)
     if record.items is None or not ran or not seconds:
         return ""
@@ -156,7 +206,18 @@ def items_rate(record: RunRecord, now: float) -> str:
     units = (("s", 1), ("min", 60), ("h", 3600))
     unit, unit_s = next((pair for pair in units if per_s * pair[1] >= 1), units[-1])
     rate = per_s * unit_s
-    return f"{rate:.1f} items/{unit}" if rate < 9.95 else f"{rate:,.0f} items/{unit}"
+    nouns = plural(record.items.noun)
+    return f"{rate:.1f} {nouns}/{unit}" if rate < 9.95 else f"{rate:,.0f} {nouns}/{unit}"
+
+
+def _scoring_rate(items_record: ItemsRecord, now: float) -> str:
+    scored = [item for item in items_record.known if item.metrics.get(ROWS) and item.metrics.get(ROWS_RATE)]
+    if not scored:
+        return ""
+    # The rate of an item leaves out the time in which the model was loaded.
+    began = min((item.ended or now) - item.metrics[ROWS] / item.metrics[ROWS_RATE] for item in scored)
+    last = now if items_record.running else max(item.ended for item in scored)
+    return f"{sum(item.metrics[ROWS] for item in scored) / max(last - began, 1e-6):,.0f} rows/s"
 
 
 def items_left(record: RunRecord, now: float) -> str:
@@ -190,7 +251,7 @@ def explain_items(record: RunRecord, results: str) -> str:
     )
     ranked = sorted(groups.values(), key=lambda group: -len(group))
     rest, where = sum(map(len, ranked[_FAILURES_NAMED:])), whole_log(record)
-    parts = [f"{items_record.failed:,} of {counted(items_record.over, 'item')} failed ({others}):"]
+    parts = [f"{items_record.failed:,} of {counted(items_record.over, items_record.noun)} failed ({others}):"]
     parts += [_alike(record, group) for group in ranked[:_FAILURES_NAMED]]
     parts += [f"  {rest:,} × other causes" if rest else "", results, f"Whole log: {where}" if where else ""]
     return plain_lines("\n".join(filter(None, parts)))
@@ -216,9 +277,10 @@ def _alike(record: RunRecord, group: Sequence[ItemRecord]) -> str:
     """Say which items failed in the same way, and quote the error of the first item."""
     failure = group[0].failure
     assert failure is not None
-    which = f"items {rank_numbers(sorted(item.item for item in group)[:_ITEMS_NAMED])}"
+    noun = "item" if record.items is None else record.items.noun
+    which = f"{plural(noun)} {rank_numbers(sorted(item.item for item in group)[:_ITEMS_NAMED])}"
     if len(group) == 1:
-        which = f"item {group[0].item} ({group[0].name})"
+        which = f"{noun} {group[0].item} ({group[0].name})"
     more = f" and {len(group) - _ITEMS_NAMED:,} more" if len(group) > _ITEMS_NAMED else ""
     advice = f"\n    {failure.advice}" if failure.advice else ""
     return f"  {len(group):,} × {item_error(record, failure)}: {which}{more}{advice}"

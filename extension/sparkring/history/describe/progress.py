@@ -37,7 +37,8 @@ def took(record: RunRecord, now: float) -> str:
     """
     if not record.ended:
         return duration(int(elapsed_s(record, now)))
-    when = "" if record.running_since or len(record.attempts) > 1 else ", before the ranks were up"
+    never_up = record.items is None and not record.running_since and len(record.attempts) < 2
+    when = ", before the ranks were up" if never_up else ""
     return dotted(duration(elapsed_s(record, now)) + when + after_restarts(record), items_rate(record, now))
 
 

@@ -62,11 +62,11 @@ def size(size_bytes: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """Return a metric's value with at most four significant digits: `0.0312`, `123457`, `1.23e+06`, `nan`, `-inf`."""
+    """Return a metric's value with at most four significant digits: `0.0312`, `123,457`, `1.23e+06`, `nan`, `-inf`."""
     if value == 0:
         return "0"
     if 1e-4 <= abs(value) < 1e6:
-        return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
+        return f"{value:.4g}" if abs(value) < 999.95 else f"{value:,.0f}"
     return f"{value:.3g}"
 
 
@@ -125,8 +125,8 @@ def counted(count: int, what: str) -> str:
 
 
 def plural(what: str) -> str:
-    """Return the plural of a noun: `lines`, `epochs`, `batches`."""
-    return f"{what}{'es' if what.endswith('tch') else 's'}"
+    """Return the plural of a noun: `lines`, `batches`, `processes`."""
+    return f"{what}{'es' if what.endswith(('tch', 's')) else 's'}"
 
 
 def span(values: Sequence[float], write: Callable[[Any], str]) -> str:

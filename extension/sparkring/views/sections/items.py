@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkring.history import describe
@@ -32,6 +33,7 @@ SIGNS = {"running": "▶", "finished": "✓", "failed": "✗", "stopped": "■",
 COLUMNS = (
     Column("item", "#", "count", width=56),
     Column("name", "item", width=140, share=1.5),
+    Column("parameters", "", "values"),
     Column("state", "state", "state", width=84, signs=SIGNS),
     Column("attempt", "attempt", "count", needs=1, width=56),
     Column("place", "host", needs=2, width=100),
@@ -59,8 +61,8 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     known = items.known
     failed.sort(key=lambda item: item.item)
     first = described(table(record, known[:FIRST_SHOWN], now))
-    many = f"The first {FIRST_SHOWN} of {describe.counted(len(known), 'item')}"
-    several = f"{describe.counted(len(failed), 'item')} failed; the first {FAILED_SHOWN}:"
+    many = f"The first {FIRST_SHOWN} of {describe.counted(len(known), items.noun)}"
+    several = f"{describe.counted(len(failed), items.noun)} failed; the first {FAILED_SHOWN}:"
     parts = [
         _pictures(known) if items.search is None else _best(record, items.search, now),
         described(table(record, failed[:FAILED_SHOWN], now), several if failed[FAILED_SHOWN:] else ""),
@@ -144,8 +146,15 @@ def _ranked(items: Iterable[ItemRecord], name: str) -> list[ItemRecord]:
 
 
 def table(record: RunRecord, items: Sequence[ItemRecord], now: float) -> Table:
-    """Describe some items as a table."""
-    return Table(COLUMNS, [row(record, item, item.seconds(record.ended or now)) for item in items])
+    """Describe some items as a table. The parameters of a trial have columns of their own, so its name is left out."""
+    rows = [row(record, item, item.seconds(record.ended or now)) for item in items]
+    noun = "item" if record.items is None else record.items.noun
+    shown = [
+        (at, replace(column, title=noun) if column.name == "name" else column)
+        for at, column in enumerate(COLUMNS)
+        if noun != "trial" or column.name != "name"
+    ]
+    return Table(tuple(column for _, column in shown), [tuple(cells[at] for at, _ in shown) for cells in rows])
 
 
 def row(record: RunRecord, item: ItemRecord, took_s: float | None) -> tuple[Cell, ...]:
@@ -153,6 +162,7 @@ def row(record: RunRecord, item: ItemRecord, took_s: float | None) -> tuple[Cell
     return (
         item.item,
         plain(item.name),
+        {name: plain(value) if isinstance(value, str) else value for name, value in item.parameters.items()},
         item.state,
         item.attempt if item.attempt > 1 else None,
         plain(item.host),  # an item whose result was kept has none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from sparkring.history.events import Searched
 from sparkring.history.item_records import ItemRecord, Search
 from sparkring.history.record import RunRecord
 from sparkring.views.figure import WIDTH, Drawing, figure, many_curves, pictures, ticked
-from sparkring.views.markup import AMBER, BLUE, GREEN, GREY, paragraph, text
+from sparkring.views.markup import AMBER, BLUE, GREEN, GREY, RED, paragraph, text
 from sparkring.views.sections import Form
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ EQUAL = 1e-9  # values whose relative difference is at most this are drawn as eq
 CURVES_SHOWN = 1_000
 _LABEL = 12  # the most characters of a choice that an axis shows
 WHOLE = ("finished", "kept")
+SLICES = 6  # the most parameters over which the values are drawn
+SCALE = "blue is good, red is bad"
 # The kinds of trials: the name of the colour, which the legend explains, and the colour. Later kinds are drawn over
 # earlier ones.
 KINDS = {"pruned": ("grey", GREY), "finished": ("blue", BLUE), "running": ("green", GREEN), "best": ("orange", AMBER)}
@@ -43,23 +46,36 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     kinds = [kind(trial, best) for trial in order]
     looks = [_LOOKS.get(name, {"lw": 0.7, "alpha": 0.7}) | {"color": KINDS[name][1]} for name in kinds]
     metric = text(search.metric)
-    curves, history, parameters = pictures(
+    ended = [trial for trial in order if trial.state in WHOLE]
+    sliced = search.parameters[:SLICES] if ended else ()
+    curves, history, parameters, *slices = pictures(
         [
             Drawing(lambda axes: _curves(axes, search, order, looks)),
             Drawing(lambda axes: _history(axes, search, trials)),
             Drawing(lambda axes: _parameters(axes, search, order, looks), 2 * WIDTH),
+            *(
+                Drawing(functools.partial(_slice, search=search, parameter=parameter, trials=ended))
+                for parameter in sliced
+            ),
         ]
     )
     words = f"{', '.join(parameter.name for parameter in search.parameters)} and {search.metric} of all trials"
+    coloured = f", coloured by <b>{metric}</b>: {SCALE}"
     drawn = [
         figure(f"<figcaption>best <b>{metric}</b> by trial</figcaption>", history, describe.best_trial(record)),
-        figure("<figcaption>parameters</figcaption>", parameters, words, 2 * WIDTH),
+        figure(f"<figcaption>parameters{coloured}</figcaption>", parameters, words, 2 * WIDTH),
+        *(
+            figure(f"<figcaption><b>{metric}</b> by {text(parameter.name)}</figcaption>", picture, "finished trials")
+            for parameter, picture in zip(sliced, slices, strict=True)
+        ),
     ]
     if any(trial.curves.get(search.metric, ())[1:] for trial in order):  # otherwise, the curves would be points
         caption = f"<figcaption><b>{metric}</b> by step or epoch</figcaption>"
         drawn.insert(0, figure(caption, curves, f"{search.metric} of all trials"))
-    below = paragraph(legend(kinds)) + paragraph(describe.importance(record))
-    return f'<div class="sr-charts">{"".join(drawn)}{below}</div>'
+    code = describe.best_parameters(record)
+    words = describe.dotted(describe.best_trial(record), code)
+    below = paragraph(describe.importance(record)) + paragraph(legend(kinds))
+    return f'<div class="sr-charts">{paragraph(words if code else "")}{"".join(drawn)}{below}</div>'
 
 
 _LOOKS: dict[str, dict[str, Any]] = {"best": {"lw": 1.6}, "finished": {"lw": 0.8, "alpha": 0.6}}
@@ -146,7 +162,8 @@ def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks:
     for trial, look in zip(trials, looks, strict=True):
         places = [place(parameter, trial.parameters.get(parameter.name, "")) for parameter in search.parameters]
         inside = min(max(trial.metrics[search.metric], low), high)
-        axes.plot(range(len(columns)), [*places, place(metric, inside)], **look)
+        colour = look["color"] if look["color"] == AMBER else scale(goodness(search, (low, high), inside))
+        axes.plot(range(len(columns)), [*places, place(metric, inside)], **look | {"color": colour})
     for x, column in enumerate(columns):
         axes.plot([x, x], [0, 1], color=GREY, lw=0.8)
         axes.text(x, 1.16, column.name[: 2 * _LABEL], ha="center", va="bottom", weight="bold", parse_math=False)
@@ -160,6 +177,36 @@ def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks:
     axes.set_axis_off()
     axes.set_xlim(-0.5 if columns[0].choices else -0.2, len(columns) - 0.8)
     axes.set_ylim(-0.02, 1.28)
+
+
+def _slice(axes: Axes, search: Search, parameter: Searched, trials: Sequence[ItemRecord]) -> None:
+    """Draw the values of finished trials over one parameter."""
+    low, high = extent(_final_values(search, trials), search.mode)
+    inside = [min(max(trial.metrics[search.metric], low), high) for trial in trials]
+    places = [place(parameter, trial.parameters.get(parameter.name, "")) for trial in trials]
+    axes.scatter(
+        places, inside, s=8, color=[scale(goodness(search, (low, high), value)) for value in inside], alpha=0.8
+    )
+    axes.set_xlim(-0.05, 1.05)
+    axes.set_ylim(*wider((low, high)))
+    ticked(axes)
+    ends = [parameter.low, parameter.high] if not parameter.choices else [*parameter.choices]
+    axes.set_xticks([place(parameter, end) for end in ends])
+    axes.set_xticklabels(
+        [end[:_LABEL] if isinstance(end, str) else describe.number(end) for end in ends], parse_math=False
+    )
+
+
+def goodness(search: Search, bounds: tuple[float, float], value: float) -> float:
+    """Return how good a value is, from 0 (the worst that a chart shows) to 1 (the best)."""
+    share = (value - bounds[0]) / (bounds[1] - bounds[0])
+    return 1 - share if search.mode == "min" else share
+
+
+def scale(good: float) -> str:
+    """Return the colour of a value: a mixture of BLUE, if it is good, and RED. Its twin is in panel/src/search.js."""
+    mixed = (round(int(BLUE[at : at + 2], 16) * good + int(RED[at : at + 2], 16) * (1 - good)) for at in (1, 3, 5))
+    return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
 def place(parameter: Searched, value: float | str) -> float:

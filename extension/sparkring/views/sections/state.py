@@ -39,7 +39,7 @@ def waiting_html(record: RunRecord) -> str:
         return ""
     if record.running_since:
         return "".join(note(f"rank {asked.rank} asks: {describe.question(asked)}") for asked in record.questions)
-    return f"<div>{text(describe.outcome(record))}</div>" if record.stream is None else ""
+    return f"<div>{text(describe.outcome(record))}</div>" if record.stream is None and record.items is None else ""
 
 
 def notices_html(record: RunRecord, form: Form) -> str:

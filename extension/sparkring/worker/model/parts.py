@@ -135,10 +135,17 @@ class ModelProcess(Process):
         super().__init__(order, gpus)
         self._model = model
         self._part: Part | None = None
+        self.ready = 0.0  # when a process with the model was found (time.monotonic())
 
     def begin(self, part: Part) -> None:
         """Count rows from the first row of this part on."""
         self._part, self._rows = part, 0
+
+    def _connected(self) -> Any:
+        connection = super()._connected()
+        self.ready = time.monotonic()
+        report.log(rows=0)  # from now on, the notebook knows that the model is loaded
+        return connection
 
     def start(self) -> None:
         """Start the process, and return before the model is loaded. Ranks that connect wait until it is."""
@@ -249,6 +256,12 @@ class Job:
         reading = Ahead(lambda: self._tables(part), 1)
         rows = nulls = 0
         reported = began
+
+        def log(now: float) -> None:
+            rate = rows / max(now - max(began, connection.ready), 1e-6)
+            values: dict[str, Any] = {describe.ROWS: rows, describe.ROWS_RATE: rate}
+            report.log(**values)
+
         try:
             with target.fs.open(target.path, "wb") as out, pq.ParquetWriter(out, self._schema) as writer:
                 waiting: list[pa.Table] = []
@@ -262,7 +275,7 @@ class Job:
                     now = time.monotonic()
                     if now > reported + REPORT_EVERY_S:
                         reported = now
-                        report.log(rows=rows, rows_per_s=rows / (now - began))
+                        log(now)
                 if waiting:
                     writer.write_table(pa.concat_tables(waiting))
         except OSError as error:
@@ -270,7 +283,7 @@ class Job:
         finally:
             reading.close()
         seconds = time.monotonic() - began
-        report.log(rows=rows, rows_per_s=rows / seconds)
+        log(began + seconds)
         return Written(name, rows, nulls, int(target.fs.size(target.path)), seconds, *connection.loaded())
 
     @property

@@ -64,7 +64,7 @@ export class DisplaysView {
     if (this.follow) this.slider.value = this.slider.max;
     this.bar.hidden = steps.length < 2;
     const at = Math.min(Number(this.slider.value), steps.length - 1);
-    const what = state?.pooled ? "item" : "rank";
+    const what = state?.pooled || "rank";
     put(this.words, steps.length ? `${clock(steps[at].at(-1)[2])} · ${at + 1} of ${steps.length}` : "");
     this.slider.setAttribute("aria-valuetext", this.words.textContent);
     const found = shownAt(steps, at, this.panel.chosen), keys = new Set(found.map(([key]) => key));

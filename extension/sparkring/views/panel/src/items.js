@@ -6,13 +6,17 @@ import { writer } from "./words.js";
 // A message has an array for each row, with the values in this order.
 const FIELDS = [...ITEM_COLUMNS.map(({ name }) => name), ...ITEM_DETAILS];
 const ERROR_TITLE = "error or last line"; // the page also knows what items have printed
-const METRIC = "metrics."; // the prefix of the metrics' columns, since a metric may have the name of another column
+// The column of a metric or a parameter has a prefix, since it may have the name of another column.
+const GROUPED = /^(metrics|parameters)\.(.*)$/s;
+const CONDITION = /^(.+?)\s*(<=|>=|[<>=])\s*(.+)$/;
 const LINE_CHARACTERS = 200; // the most characters of an item's last line
 
 export class Items {
   constructor() {
     this.rows = new Map(); // by the number of the item
-    this.metrics = []; // names, in the order in which they arrived
+    this.names = { metrics: [], parameters: [] }; // in the order in which they arrived
+    this.noun = "item";
+    this.anyFailed = this.onlyFailed = false;
     this.changes = 0; // the number of messages that have arrived
     this.lines = new Map(); // the last line of each item, by the number of the item
     this.values = new Map(ITEM_COLUMNS.map(({ name }) => [name, new Set()])); // different values of each column, until it is shown
@@ -28,7 +32,8 @@ export class Items {
       const row = Object.fromEntries(FIELDS.map((name, at) => [name, told[at]]));
       this.rows.set(row.item, row);
       this.tell(row);
-      for (const name in row.metrics) if (!this.metrics.includes(name)) this.metrics.push(name);
+      this.anyFailed ||= row.state === "failed";
+      for (const [group, names] of Object.entries(this.names)) for (const name in row[group]) if (!names.includes(name)) names.push(name);
     }
     this.ordered = this.described = null;
   }
@@ -51,12 +56,16 @@ export class Items {
     }
   }
 
-  // Return the columns of the table, each with the function that writes its cells. A metric has a column of its own.
+  // Return the columns of the table, each with the function that writes its cells. A metric or a parameter has a column of its own.
   columns() {
-    this.described ??= ITEM_COLUMNS.flatMap((column) => (column.kind === "numbers"
-      ? this.metrics.map((name) => ({ ...column, name: METRIC + name, title: name, kind: "number" })) : [column]))
-      .map((column) => ({ ...column, ...(column.name === "error" && { title: ERROR_TITLE }), write: writer(column, isMetric(column.name) ? this.cells(column.name) : []) }));
-    return this.described.filter(({ name, needs = 0 }) => !needs || this.values.get(name).size >= needs);
+    const titles = { error: ERROR_TITLE, name: this.noun };
+    const grouped = (column) => this.names[column.name]?.map((name) => {
+      const cells = this.cells(`${column.name}.${name}`), kind = cells.some((cell) => typeof cell === "string" && !isOdd(cell)) ? "text" : "number";
+      return { ...column, name: `${column.name}.${name}`, title: name, kind, write: writer({ kind }, cells) };
+    });
+    this.described ??= ITEM_COLUMNS.flatMap((column) => grouped(column) ?? [{ ...column, title: titles[column.name] ?? column.title, write: writer(column, []) }]);
+    // The parameters say all that the name of a trial says.
+    return this.described.filter(({ name, needs = 0 }) => (needs ? this.values.get(name).size >= needs : name !== "name" || !this.names.parameters.length));
   }
 
   cells(column) {
@@ -79,15 +88,20 @@ export class Items {
   // seconds since the start of the run.
   shown(now) {
     if (this.ordered && this.column !== "took") return this.ordered;
-    const key = (row) => (isMetric(this.column) ? Number : (cell) => cell)(value(row, this.column, now)), sign = this.descending ? -1 : 1;
+    const key = (row) => value(row, this.column, now), sign = this.descending ? -1 : 1;
+    const isFirst = ({ state }) => this.column === "item" && !this.descending && state === "running"; // so that they are in sight
     const found = [...this.rows.values()].filter((row) => this.fits(row)).map((row) => [key(row), row]);
-    found.sort(([a, one], [b, other]) => compare(a, b, sign) || one.item - other.item);
+    found.sort(([a, one], [b, other]) => isFirst(other) - isFirst(one) || compare(a, b, sign) || one.item - other.item);
     this.ordered = found.map(([, row]) => row);
     return this.ordered;
   }
 
+  // Return whether a row has the text that the user searches for, or meets conditions such as lr<0.01 width=64.
   fits(row) {
-    return !this.query || `${row.item} ${row.name} ${row.state} ${row.value} ${row.error}`.toLowerCase().includes(this.query);
+    if (this.onlyFailed && row.state !== "failed") return false;
+    if (!this.query) return true;
+    const met = this.query.trim().split(/\s+/).map((part) => meets(row, part));
+    return met.every((each) => each !== null) ? met.every(Boolean) : `${row.item} ${row.name} ${row.state} ${row.value} ${row.error}`.toLowerCase().includes(this.query);
   }
 }
 
@@ -95,27 +109,40 @@ export class Items {
 export function value(row, column, now) {
   if (column === "error") return row.said;
   if (column === "took") return row.took ?? Math.max(0, now - row.began);
-  return isMetric(column) ? row.metrics[column.slice(METRIC.length)] : row[column];
+  const [, group, name] = GROUPED.exec(column) ?? [];
+  return group ? row[group][name] : row[column];
 }
 
-export function isMetric(column) {
-  return column.startsWith(METRIC);
+// Metrics that are not finite are texts.
+function isOdd(cell) {
+  return /^(nan|-?inf)$/.test(cell);
 }
 
-const CONDITION = /^(.+?)\s*(<=|>=|<|>|=)\s*(\S+)$/;
+// Return whether a row meets a condition on a parameter or a metric; null if the text is not such a condition.
+function meets(row, text) {
+  const [, name, sign, wanted] = CONDITION.exec(text) ?? [], cells = { ...row.metrics, ...row.parameters };
+  const key = Object.keys(cells).find((each) => each.toLowerCase() === name);
+  return key === undefined ? null : holds(cells[key], sign, wanted);
+}
 
 // Return whether the row at an index of a list of runs passes a filter: a condition on a column, such as "loss < 0.1", or words.
 export function fits(columns, at, filter) {
   const [, title, sign, wanted] = CONDITION.exec(filter.trim()) ?? [];
   const keys = columns.find((column) => column.title === title)?.keys;
-  if (!keys) return columns.map(({ texts }) => texts[at]).join(" ").toLowerCase().includes(filter.trim().toLowerCase());
-  const order = compare(keys[at], typeof keys[at] === "number" ? Number(wanted) : wanted, 1);
-  return keys[at] !== null && ((sign.includes("=") && order === 0) || (sign.includes("<") && order < 0) || (sign.includes(">") && order > 0));
+  if (keys) return holds(keys[at], sign, wanted);
+  return columns.map(({ texts }) => texts[at]).join(" ").toLowerCase().includes(filter.trim().toLowerCase());
+}
+
+function holds(cell, sign, wanted) {
+  const isNumber = typeof cell === "number";
+  const [one, other] = isNumber ? [cell, Number(wanted)] : [String(cell).toLowerCase(), wanted.toLowerCase()];
+  if (cell == null || Number.isNaN(one) || Number.isNaN(other)) return false;
+  return (sign.includes("=") && one === other) || (sign.includes("<") && one < other) || (sign.includes(">") && one > other);
 }
 
 // Compare two cells for sorting. Missing cells come last.
 export function compare(a, b, sign) {
-  const missing = (each) => each == null || each === "" || Number.isNaN(each);
+  const missing = (each) => each == null || each === "" || Number.isNaN(each) || isOdd(each);
   if (missing(a) || missing(b)) return missing(a) - missing(b);
   return a < b ? -sign : a > b ? sign : 0;
 }

@@ -2,12 +2,12 @@
 // its failure, curves and lines. Only visible rows are elements of the page, so the table can have 10,000 items.
 
 import { ChartsView } from "./charts.js";
-import { button, make, put } from "./elements.js";
+import { button, make, put, toggle } from "./elements.js";
 import { ITEM_COLUMNS, RIGHT } from "./constants.js";
 import { value } from "./items.js";
 import { LogView } from "./log.js";
 import { itemCharts } from "./series.js";
-import { count, writer } from "./words.js";
+import { count, plural, writer } from "./words.js";
 
 const ROW = 20; // px, as in panel.css
 const GAP = 12; // px, as in panel.css
@@ -25,6 +25,11 @@ export class ItemsView {
         this.items.search(this.search.value);
         this.panel.schedule();
       } });
+    this.failed = toggle("failed only", "show only what failed", false, (on) => {
+      this.items.onlyFailed = on;
+      this.items.search(this.search.value);
+      this.panel.schedule();
+    });
     this.count = make("span", { class: "sr-count", role: "status" });
     this.head = make("div", { class: "sr-itemrow sr-itemhead", role: "row" });
     this.head.addEventListener("click", (event) => {
@@ -44,7 +49,7 @@ export class ItemsView {
     this.whole = null; // the element that shows the chosen item; it is made only when it is needed, because most runs have no items
     this.pane = make("div", { class: "sr-itempane" }, this.box);
     this.element = make("div", { class: "sr-logview" },
-      make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Items" }, this.search, this.count), this.pane);
+      make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Items" }, this.search, this.failed, this.count), this.pane);
   }
 
   // Make the elements that show the chosen item.
@@ -54,10 +59,10 @@ export class ItemsView {
     this.charts = new ChartsView(this.panel);
     this.log = new LogView(this.panel);
     this.log.box.classList.add("sr-itemlog");
-    this.log.box.setAttribute("aria-label", "Output of the item");
-    this.whole = make("div", { class: "sr-itemwhole", role: "region", "aria-label": "The chosen item", tabindex: "0", hidden: true },
+    this.log.box.setAttribute("aria-label", `Output of the ${this.items.noun}`);
+    this.whole = make("div", { class: "sr-itemwhole", role: "region", "aria-label": `The chosen ${this.items.noun}`, tabindex: "0", hidden: true },
       make("div", { class: "sr-itemtitle" }, this.title,
-        button("sr-tool", "log", "show the output of the item in the Logs tab", () => this.showLog()),
+        button("sr-tool", "log", `show the output of the ${this.items.noun} in the Logs tab`, () => this.showLog()),
         button("sr-tool", "✕", "close", () => this.close(), { "aria-label": "close" })),
       this.words, this.charts.element, this.log.box);
     this.whole.addEventListener("keydown", (event) => {
@@ -78,6 +83,8 @@ export class ItemsView {
 
   // Choose an item, and scroll to its row.
   show(item) {
+    this.items.onlyFailed = false;
+    this.failed.setAttribute("aria-pressed", "false");
     this.items.search(this.search.value = "");
     this.choose(item);
     this.goTo = item;
@@ -120,6 +127,8 @@ export class ItemsView {
   // Return whether everything that should be shown has been drawn.
   draw() {
     const now = this.now = this.panel.now() - (this.panel.run.state?.started ?? 0);
+    this.name(this.panel.run.state?.pooled || "item");
+    this.failed.hidden = !this.items.anyFailed;
     const columns = this.items.columns(), rows = this.items.shown(now);
     this.drawHead(columns);
     const known = this.items.rows.size;
@@ -144,6 +153,18 @@ export class ItemsView {
     if (active) this.box.setAttribute("aria-activedescendant", active);
     else this.box.removeAttribute("aria-activedescendant");
     return this.drawChosen();
+  }
+
+  // Call the items by this noun.
+  name(noun) {
+    if (this.noun === noun) return;
+    this.noun = noun;
+    const nouns = plural(noun), title = nouns[0].toUpperCase() + nouns.slice(1);
+    Object.assign(this.items, { noun, described: null });
+    put(this.panel.buttons.items, title);
+    this.box.setAttribute("aria-label", title);
+    this.search.setAttribute("aria-label", `Search the ${nouns}`);
+    if (noun === "trial") this.search.setAttribute("placeholder", "Search, or lr<0.01 width=64");
   }
 
   drawChosen() {

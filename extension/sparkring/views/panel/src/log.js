@@ -5,7 +5,7 @@ import { Filter } from "./lines.js";
 import { columnsRow, lineRow, tag } from "./logrow.js";
 import { Columns, SLICE_MS, Tops } from "./rows.js";
 import { RANK_COLOURS } from "./constants.js";
-import { count, elapsed, rankNumbers } from "./words.js";
+import { count, elapsed, plural, rankNumbers } from "./words.js";
 
 const ROW = 18; // px, the height of a line of text, as in panel.css
 const PADDING = 16; // px, left and right of a row together, as in panel.css
@@ -161,7 +161,7 @@ export class LogView {
 
   // Return the noun for the labels of lines.
   noun(count) {
-    return (this.pooled ? "item" : "rank") + (count === 1 ? "" : "s");
+    return (count === 1 ? String : plural)(this.panel.run.state?.pooled || "rank");
   }
 
   // Show the lines that match the filter, after the user has changed it.

@@ -11,7 +11,7 @@ import { LOOK, LogView } from "./log.js";
 import { ask, mayAsk } from "./notify.js";
 import { Overview } from "./overview.js";
 import { RankView } from "./ranks.js";
-import { SearchView } from "./searchview.js";
+import { ItemCurves, SearchView } from "./searchview.js";
 import { StreamView } from "./streamview.js";
 import { percent, ticking } from "./words.js";
 
@@ -51,7 +51,8 @@ export class Panel {
     this.numbers = make("div");
     this.views = { stream: this.stream, overview: this.overview, search: this.search, items: this.items, logs: this.log, displays: this.displays };
     for (const [name, { element }] of Object.entries(this.views)) this.bodies[name].append(element);
-    this.bodies.metrics.append(this.charts.element, this.numbers);
+    this.itemCurves = new ItemCurves(this);
+    this.bodies.metrics.append(this.charts.element, this.itemCurves.element, this.numbers);
     place.append(this.root);
     this.resized = new ResizeObserver(() => this.schedule());
     const sized = [this.log.box, this.overview.element, this.overview.log.box, this.charts.element, this.bodies.metrics, this.search.element, this.items.element, this.stream.element];
@@ -202,7 +203,10 @@ export class Panel {
       this.again.hidden = this.advice.hidden || !canRunAgain(this.root, this.run.state.magic);
       if (this.run.displays && !this.isThere("displays")) this.setThere("displays", true);
       if (this.views[this.tab]?.draw() === false) this.schedule(); // more is left to draw
-      if (this.tab === "metrics") this.charts.draw(this.run.curves);
+      if (this.tab === "metrics") {
+        this.charts.draw(this.run.curves);
+        this.itemCurves.draw();
+      }
     });
   }
 
@@ -213,6 +217,7 @@ export class Panel {
     Object.assign(this, { pooled, searched, streamed });
     this.buttons.overview.hidden = pooled;
     this.buttons.items.hidden = !pooled;
+    if (pooled) this.items.name(this.run.state.pooled);
     this.buttons.search.hidden = !searched;
     this.buttons.stream.hidden = !streamed;
     this.select(streamed ? "stream" : searched ? "search" : pooled ? "items" : "overview");
@@ -249,7 +254,7 @@ export class Panel {
     put(this.notices, told);
     this.notices.hidden = !told;
     this.input.draw(over ? [] : state.asks, answers);
-    this.ranks.element.hidden = state.pooled; // the ranks of a pool are replaced during the run, so they have no tiles
+    this.ranks.element.hidden = Boolean(state.pooled); // the ranks of a pool are replaced during the run, so they have no tiles
     this.ranks.draw(state, this.run.usage, now);
   }
 

@@ -1,6 +1,6 @@
 // Computes what the Search tab shows, from the rows of the items and from the last message of kind "search".
 
-import { EQUAL, FAR, WHOLE } from "./constants.js";
+import { BLUE, EQUAL, FAR, RED, WHOLE } from "./constants.js";
 
 const KEY_STEP = 0.05, LARGE_STEPS = 4; // an arrow key moves an end of a brush by one KEY_STEP, a page key by LARGE_STEPS
 
@@ -82,6 +82,12 @@ export function moved({ choices }, at, key, [least, most]) {
   const steps = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1, PageUp: LARGE_STEPS, PageDown: -LARGE_STEPS }[key];
   if (steps) return Math.min(most, Math.max(least, Math.round(at / step + steps) * step));
   return { Home: least, End: most }[key] ?? null;
+}
+
+// Return the colour of a value, from 0 (bad) to 1 (good).
+export function scale(good) {
+  const mixed = [1, 3, 5].map((at) => Math.round(parseInt(BLUE.slice(at, at + 2), 16) * good + parseInt(RED.slice(at, at + 2), 16) * (1 - good)));
+  return `#${mixed.map((part) => part.toString(16).padStart(2, "0")).join("")}`;
 }
 
 // Return labels for an axis, as pairs of a position and the value at this position.

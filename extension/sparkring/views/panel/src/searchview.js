@@ -1,23 +1,76 @@
 // The Search tab: all curves of the metric, the best value so far, the parameters as parallel coordinates, and how much
 // each parameter matters.
 
-import { AMBER, BLUE, TRIAL_KINDS, TRIALS_LEGEND } from "./constants.js";
+import { AMBER, BLUE, CURVES_SHOWN, GREEN, GREY, METRICS_SHOWN, RED, SCALE, SLICES, TRIAL_KINDS, TRIALS_LEGEND } from "./constants.js";
 import { button, fillPairs, make, put, toggle } from "./elements.js";
 import { beside } from "./plot.js";
-import { bests, bounds, brushed, curvesExtent, extent, finalValues, marks, moved, place, roundNumbers, trialsOf, valueAt } from "./search.js";
-import { number } from "./words.js";
+import { bests, bounds, brushed, curvesExtent, extent, finalValues, marks, moved, place, roundNumbers, scale, trialsOf, valueAt } from "./search.js";
+import { number, plural } from "./words.js";
 
-const HEIGHT = 170, AXES_HEIGHT = 210; // px
+const HEIGHT = 170, AXES_HEIGHT = 210, SLICE_HEIGHT = 130; // px
 const LEFT = 62, RIGHT = 8, TOP = 8, BOTTOM = 30; // px around a chart, for its labels
 const ENDS = 62; // px beside the first and the last of the parallel axes
 const NEAR = 12; // px: the pointer points at a line or an axis if it is at most this far away
 
-export class SearchView {
+// What the pointer and the keyboard do in drawings of trials or items. `chosen` has the numbers of those that can be reached.
+class Pointed {
   constructor(panel) {
     this.panel = panel;
-    this.brushes = new Map(); // the lower and the upper end of the range that is chosen on an axis, by the number of the axis
+    this.chosen = [];
     this.hovered = null; // the number of the trial under the pointer, or selected with the keyboard
     this.pointed = null; // [drawing under the pointer, point in it]; the point is null for the trial's last point. null if no trial is hovered
+    this.reading = make("div", { class: "sr-reading", hidden: true });
+  }
+
+  hover(drawing, event) {
+    const point = drawing.at(event);
+    this.point(event.type === "pointerleave" || event.buttons ? null : drawing.nearest(point), drawing, point);
+  }
+
+  point(item, drawing, point) {
+    this.pointed = item === null ? null : [drawing, point];
+    if (item === this.hovered) return;
+    this.hovered = item;
+    this.panel.schedule();
+  }
+
+  // Move from one chosen trial to another with the keyboard. Enter shows the trial in the Items tab.
+  walk(drawing, event) {
+    if (event.target !== drawing.element) return;
+    const there = this.chosen.filter((item) => drawing.pointOf(item)), at = there.indexOf(this.hovered);
+    const to = { ArrowRight: at + 1, ArrowLeft: at < 0 ? there.length - 1 : at - 1, Home: 0, End: there.length - 1 }[event.key];
+    if (event.key === "Enter" && at >= 0) this.open(this.hovered);
+    else if (event.key === "Escape") this.point(null);
+    else if (to === undefined || !there.length) return;
+    else this.point(there[Math.min(Math.max(to, 0), there.length - 1)], drawing, null);
+    event.preventDefault();
+  }
+
+  // Show the trial beside the pointer, or beside its last point.
+  read(trials, metric) {
+    const trial = trials.find(({ item }) => item === this.hovered);
+    const [drawing, pointed] = this.pointed ?? [], point = pointed ?? drawing?.pointOf(this.hovered);
+    this.reading.hidden = !trial || !point;
+    if (this.reading.hidden) return;
+    const [left, top] = point;
+    const values = [[metric, trial.value], ...Object.entries(trial.parameters)];
+    fillPairs(this.reading, [[this.panel.run.state.pooled, `${trial.item} ${trial.state}`], ...values.map(([name, value]) => [name, written(value)])]);
+    const whole = this.element.getBoundingClientRect(), canvas = drawing.canvas.getBoundingClientRect();
+    beside(this.reading, canvas.left - whole.left + left, whole.width, 12);
+    this.reading.style.top = `${canvas.top - whole.top + Math.max(0, top - 20)}px`;
+  }
+
+  open(item) {
+    if (item === null) return;
+    this.panel.select("items");
+    this.panel.items.show(item);
+  }
+}
+
+export class SearchView extends Pointed {
+  constructor(panel) {
+    super(panel);
+    this.brushes = new Map(); // the lower and the upper end of the range that is chosen on an axis, by the number of the axis
     this.log = false;
     this.logButton = toggle("log scale", "use a logarithmic scale for the metric", false, (on) => {
       this.log = on;
@@ -35,11 +88,15 @@ export class SearchView {
     this.hint = make("small", {}, "drag along an axis to choose trials");
     this.legend = make("small", {}, TRIALS_LEGEND);
     this.shares = make("div", { class: "sr-shares" });
-    this.reading = make("div", { class: "sr-reading", hidden: true });
+    this.best = make("code");
+    this.card = make("div", { class: "sr-best", hidden: true }, make("b", {}, "best trial"), this.best,
+      button("sr-tool", "copy", "copy the parameters of the best trial as Python code", () => panel.copy(panel.run.search.best)));
+    this.slices = [];
+    this.sliced = make("div", { class: "sr-searchgrid" });
     this.element = make("div", { class: "sr-search" },
       make("div", { class: "sr-chartbar", role: "toolbar", "aria-label": "Search" }, this.logButton, this.hint, this.count, this.reset,
         make("span", { class: "sr-spring" }), this.legend),
-      make("div", { class: "sr-searchgrid" }, this.curves.element, this.history.element), this.axes.element, this.shares, this.reading);
+      this.card, this.shares, make("div", { class: "sr-searchgrid" }, this.curves.element, this.history.element), this.axes.element, this.sliced, this.reading);
   }
 
   showAll() {
@@ -72,9 +129,12 @@ export class SearchView {
     this.colour = colour;
     this.drawCurves(search, drawn);
     this.drawHistory(search, drawn, steps);
-    this.drawAxes(drawn);
+    this.drawAxes(search, drawn);
+    this.drawSlices(search, drawn.filter(({ whole }) => whole));
     this.drawShares(search);
-    this.read(search, trials);
+    this.card.hidden = !search.best;
+    put(this.best, search.best);
+    this.read(trials, search.metric);
   }
 
   // Return the look of a trial: its colour, opacity and width, and its position in the order of drawing.
@@ -120,14 +180,35 @@ export class SearchView {
     chart.line(stairs, { colour: AMBER, alpha: 1, width: 1.6 });
   }
 
-  drawAxes(trials) {
+  // Return the trials, coloured by their values. The best one keeps its colour.
+  coloured(search, trials) {
+    const { at } = this.dimensions.at(-1), good = (trial) => (search.mode === "min" ? 1 - at(trial) : at(trial));
+    return trials.map((trial) => (trial.look.colour === AMBER ? trial : { ...trial, look: { ...trial.look, colour: scale(good(trial)) } }));
+  }
+
+  // Draw the values over each parameter.
+  drawSlices(search, trials) {
+    const parameters = trials.length ? search.parameters.slice(0, SLICES) : [];
+    while (this.slices.length < parameters.length) this.slices.push(new Drawing("Values by parameter", SLICE_HEIGHT, this));
+    if (this.sliced.childElementCount !== parameters.length) this.sliced.replaceChildren(...parameters.map((_, at) => this.slices[at].element));
+    const [low, high] = extent(finalValues(trials), search.mode), coloured = this.coloured(search, trials);
+    parameters.forEach((parameter, at) => {
+      const chart = this.slices[at], plane = chart.plane([0, 1], [low, high], this.log, marks(parameter));
+      chart.element.setAttribute("aria-label", `${search.metric} by ${parameter.name}`);
+      chart.title(`${search.metric} by ${parameter.name}`, "");
+      const placed = coloured.filter(({ parameters: values }) => place(parameter, values[parameter.name]) !== null);
+      chart.dots(placed, ({ parameters: values, value }) => plane(place(parameter, values[parameter.name]), Math.min(high, Math.max(low, value))));
+    });
+  }
+
+  drawAxes(search, trials) {
     const chart = this.axes, axes = this.dimensions, width = chart.begin(), { colour } = this;
     const x = (axis) => ENDS + (axis * (width - 2 * ENDS)) / Math.max(1, axes.length - 1);
     const y = (share) => TOP + 24 + (1 - share) * (AXES_HEIGHT - TOP - 44);
     const apart = axes.length > 1 ? x(1) - x(0) : width;
     this.place = { x, y };
-    chart.title("parameters", "");
-    chart.lines(trials, (trial) => axes.map(({ at }, axis) => [x(axis), at(trial)]).filter(([, share]) => share !== null)
+    chart.title(`parameters, coloured by ${search.metric}: ${SCALE}`, "");
+    chart.lines(this.coloured(search, trials), (trial) => axes.map(({ at }, axis) => [x(axis), at(trial)]).filter(([, share]) => share !== null)
       .map(([left, share]) => [left, y(share)]));
     axes.forEach(({ name, marks: labels }, axis) => {
       const isLast = axis === axes.length - 1, most = isLast || !axis ? ENDS - 5 : apart / 2;
@@ -221,49 +302,40 @@ export class SearchView {
     const [left] = this.axes.at(event);
     return this.dimensions?.findIndex((_, at) => Math.abs(this.place.x(at) - left) < NEAR) ?? -1;
   }
+}
 
-  hover(drawing, event) {
-    const point = drawing.at(event);
-    this.point(event.type === "pointerleave" || event.buttons ? null : drawing.nearest(point), drawing, point);
+// The curves of the items, a drawing for each metric. It is part of the Metrics tab.
+export class ItemCurves extends Pointed {
+  constructor(panel) {
+    super(panel);
+    this.drawings = [];
+    this.grid = make("div", { class: "sr-searchgrid" });
+    this.legend = make("small");
+    this.element = make("div", { class: "sr-search", hidden: true }, this.legend, this.grid, this.reading);
   }
 
-  point(item, drawing, point) {
-    this.pointed = item === null ? null : [drawing, point];
-    if (item === this.hovered) return;
-    this.hovered = item;
-    this.panel.schedule();
-  }
-
-  // Move from one chosen trial to another with the keyboard. Enter shows the trial in the Items tab.
-  walk(drawing, event) {
-    if (event.target !== drawing.element) return;
-    const there = this.chosen.filter((item) => drawing.pointOf(item)), at = there.indexOf(this.hovered);
-    const to = { ArrowRight: at + 1, ArrowLeft: at < 0 ? there.length - 1 : at - 1, Home: 0, End: there.length - 1 }[event.key];
-    if (event.key === "Enter" && at >= 0) this.open(this.hovered);
-    else if (event.key === "Escape") this.point(null);
-    else if (to === undefined || !there.length) return;
-    else this.point(there[Math.min(Math.max(to, 0), there.length - 1)], drawing, null);
-    event.preventDefault();
-  }
-
-  // Show the trial beside the pointer, or beside its last point.
-  read(search, trials) {
-    const trial = trials.find(({ item }) => item === this.hovered);
-    const [drawing, pointed] = this.pointed ?? [], point = pointed ?? drawing?.pointOf(this.hovered);
-    this.reading.hidden = !trial || !point;
-    if (this.reading.hidden) return;
-    const [left, top] = point;
-    const values = [[search.metric, trial.value], ...Object.entries(trial.parameters)];
-    fillPairs(this.reading, [["trial", `${trial.item} ${trial.state}`], ...values.map(([name, value]) => [name, written(value)])]);
-    const whole = this.element.getBoundingClientRect(), canvas = drawing.canvas.getBoundingClientRect();
-    beside(this.reading, canvas.left - whole.left + left, whole.width, 12);
-    this.reading.style.top = `${canvas.top - whole.top + Math.max(0, top - 20)}px`;
-  }
-
-  open(item) {
-    if (item === null) return;
-    this.panel.select("items");
-    this.panel.items.show(item);
+  draw() {
+    const { items } = this.panel.run, rows = [...items.rows.values()].slice(-CURVES_SHOWN);
+    const metrics = items.names.metrics.filter((name) => rows.some(({ curves }) => curves[name]?.length > 1)).slice(0, METRICS_SHOWN);
+    this.element.hidden = !metrics.length;
+    const signature = String([items.changes, this.element.clientWidth, getComputedStyle(this.element).color, this.hovered, this.pointed]);
+    if (this.element.hidden || signature === this.drawn) return;
+    this.drawn = signature;
+    this.colour = getComputedStyle(this.element).color;
+    this.chosen = rows.map(({ item }) => item);
+    put(this.legend, `${items.noun === "trial" ? "grey: pruned · " : ""}blue: finished · green: running · red: failed`);
+    while (this.drawings.length < metrics.length) this.drawings.push(new Drawing("", HEIGHT, this));
+    if (this.grid.childElementCount !== metrics.length) this.grid.replaceChildren(...metrics.map((_, at) => this.drawings[at].element));
+    metrics.forEach((metric, at) => {
+      const chart = this.drawings[at], curved = rows.filter(({ curves }) => curves[metric]?.length);
+      const [first, last] = bounds(curved.flatMap(({ curves }) => curves[metric].map(([x]) => x)));
+      const plane = chart.plane([first, Math.max(last, first + 1)], curvesExtent(curved.map(({ curves }) => curves[metric].map(([, y]) => y))), false);
+      chart.element.setAttribute("aria-label", `${metric} of the ${plural(items.noun)}`);
+      chart.title(metric, curved[0].by);
+      const looks = curved.map((row) => ({ ...row, look: { colour: { failed: RED, running: GREEN, pruned: GREY }[row.state] ?? BLUE, alpha: row.item === this.hovered ? 1 : 0.6, width: row.item === this.hovered ? 3 : 1.2 } }));
+      chart.lines(looks, ({ curves }) => curves[metric].map(([x, y]) => plane(x, y)));
+    });
+    this.read(rows.map((row) => ({ ...row, value: row.name, parameters: row.metrics })), "");
   }
 }
 
@@ -304,8 +376,8 @@ class Drawing {
     return width;
   }
 
-  // Clear the canvas, draw axes for these ranges, and return a function that computes the position of a point on the canvas.
-  plane([left, right], [low, high], log) {
+  // Clear the canvas, draw axes for these ranges, with `labels` instead of round numbers on the horizontal axis, and return a function that computes the position of a point on the canvas.
+  plane([left, right], [low, high], log, labels) {
     const width = this.begin(), scaled = log && low > 0 ? Math.log10 : (value) => value;
     const across = (x) => LEFT + ((x - left) / (right - left)) * (width - LEFT - RIGHT);
     const up = (y) => this.height - BOTTOM - ((scaled(y) - scaled(low)) / (scaled(high) - scaled(low))) * (this.height - TOP - BOTTOM);
@@ -314,8 +386,9 @@ class Drawing {
       this.line([[LEFT, up(value)], [width - RIGHT, up(value)]], { colour: "#888888", alpha: 0.2, width: 1 });
       this.text(number(value), LEFT - 6, up(value), { align: "right" });
     }
-    for (const at of roundNumbers(left, right, Math.max(2, width / 70)).filter(Number.isInteger)) {
-      this.text(number(at), across(at), this.height - BOTTOM + 10, { align: "center" });
+    const round = () => roundNumbers(left, right, Math.max(2, width / 70)).filter(Number.isInteger).map((at) => [at, at]);
+    for (const [at, value] of labels ?? round()) {
+      this.text(written(value), across(at), this.height - BOTTOM + 10, { align: "center" });
     }
     this.clip = [LEFT - 4, TOP - 4, width - LEFT - RIGHT + 8, this.height - TOP - BOTTOM + 8];
     return (x, y) => [across(x), up(scaled === Math.log10 && y <= 0 ? low : y)];

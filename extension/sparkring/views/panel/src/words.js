@@ -68,7 +68,7 @@ export function number(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
   if (value === 0) return "0";
   if (size < 1e-4 || size >= 1e6) return significant(value, 3);
-  return size < 9999.5 ? significant(value, 4) : fixed(value, 0);
+  return size < 999.95 ? significant(value, 4) : count(Number(fixed(value, 0)));
 }
 
 // Return the function that writes the numbers in a column: number(), or one that writes four decimals.
@@ -105,7 +105,7 @@ export function counted(value, noun) {
 }
 
 export function plural(noun) {
-  return `${noun}${noun.endsWith("tch") ? "es" : "s"}`;
+  return `${noun}${/(tch|s)$/.test(noun) ? "es" : "s"}`;
 }
 
 // Return the numbers of ranks as text, such as "0–3, 7". Three or more consecutive numbers become a range.
