@@ -191,6 +191,43 @@ def test_a_query_that_is_stopped():
     assert [item.state for item in record.items.known] == ["finished", "stopped"]
 
 
+class Seen:
+    """A view that keeps the records that it is asked to show."""
+
+    def __init__(self):
+        self.records = []
+
+    def refresh(self, record):
+        self.records.append(record)
+
+    close = again = refresh
+
+
+def test_what_a_view_shows_of_a_query(monkeypatch):
+    """The first frame says where the model is loaded, and knows of no ranks. The query ends with Spark's last stage.
+
+    The model process stays connected, because another query may follow.
+    """
+    view = Seen()
+    monkeypatch.setattr(queries, "background_view", lambda: view)
+    spark = Spark({0: StageStatus("scored", 1, 0, 0)})
+    with connected(spark) as report:
+        report(load_s=None)
+        until(lambda: view.records, "the loading is shown")
+        assert view.records[0].items.noun == "partition"
+        assert view.records[0].items.waits_for == "the model is being loaded on 1 machine"
+        report(scored(0, 0, 0))
+        report(scored(0, 0, 0, "finished", rows=60))
+        time.sleep(2 * queries._IDLE_S)
+        assert not [record for record in view.records if record.outcome], "Spark is still running the stage"
+        spark.stages[0] = StageStatus("scored", 1, 0, 1)
+        spark.active.clear()
+        (record,) = ended(1)
+    assert not record.items.waits_for
+    assert "60 rows scored" in record.message
+    assert "60 rows/s" in record.message
+
+
 def test_gpus():
     """The record of each query has the last use of the model processes' GPUs, even if nothing has changed meanwhile."""
     spark = Spark({0: StageStatus("scored", 1, 0, 0), 1: StageStatus("scored", 1, 0, 0)})

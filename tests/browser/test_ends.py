@@ -130,6 +130,7 @@ TRIALS = """import optuna
 trials = sparkring.search(lr=sparkring.log_uniform(1e-4, 1e-1), width=[16, 32, 64], trials=16, minimize="val_loss",
                           sampler="random", prune=optuna.pruners.ThresholdPruner(upper=1.0))
 """
+TRIAL_COLUMNS = ("#", "lr", "width", "state", "time", "val_loss")
 # Trials with a high lr are pruned. One trial runs until the file `ended` exists, so that the test can watch the search.
 SEARCH = """%%foreach lr, width in trials -n -2 --name search
 import os
@@ -382,6 +383,12 @@ def test_items(notebook: Notebook, shoot: Callable[..., None]) -> None:
         table.get_by_role("button", name="score").click()
         expect(table.get_by_role("columnheader", name="score")).to_have_attribute("aria-sort", way)
         expect(shown.first).to_contain_text(first)
+    panel.get_by_role("button", name="failed only").click()
+    expect(shown).to_have_count(2)
+    panel.get_by_role("button", name="failed only").click()
+    panel.get_by_role("tab", name="Metrics").click()
+    expect(panel.locator(".sr-tab-metrics").get_by_role("figure", name="loss of the items", exact=True)).to_be_visible()
+    panel.get_by_role("tab", name="Items").click()
     search = panel.get_by_label("Search the items")
     search.fill("no rows")
     expect(shown).to_have_count(2)
@@ -444,7 +451,7 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], shoot: Cal
     tab, count = panel.get_by_role("tabpanel", name="Search"), panel.locator(".sr-search .sr-count")
     try:
         expect(panel.locator("div.sr-words")).to_contain_text(
-            re.compile(r"15 of 16 items · \d pruned · best val_loss ")
+            re.compile(r"15 of 16 trials · \d pruned · best val_loss ")
         )
         expect(state(panel)).to_have_text("running")
         expect(tab).to_be_visible()
@@ -453,7 +460,11 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], shoot: Cal
         # With the keyboard: the Tab key follows the order of the page, and each axis has two sliders.
         log, (low, high) = tab.get_by_role("button", name="log scale"), ends(tab, "lr")
         log.focus()
-        for focused in (curves, history, axes, low, high, *ends(tab, "width"), *ends(tab, "val_loss")):
+        copy = tab.get_by_role("button", name="copy")
+        expect(tab.locator(".sr-best")).to_contain_text(re.compile(r"dict\(lr=0\.\d+, width=\d\d\)"))
+        slices = tab.get_by_role("figure", name=" by ")
+        expect(slices).to_have_count(2)
+        for focused in (copy, curves, history, axes, low, high, *ends(tab, "width"), *ends(tab, "val_loss")):
             page.keyboard.press("Tab")
             expect(focused).to_be_focused()
             expect(focused).to_have_css("outline-style", "solid")
@@ -494,17 +505,23 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], shoot: Cal
         (notebook.lab.folder / "ended").touch()
     expect(state(panel)).to_have_text("finished")
     expect(panel.locator(".sr-shares")).to_be_hidden()  # 16 trials say too little about it
-    expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"\d+ of 16 items finished · \d pruned · best"))
+    expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"\d+ of 16 trials finished · \d pruned · best"))
     wait_until(lambda: colours(history) == {BLUE, AMBER}, "no trial runs")
     shoot(notebook, "trials", panel, lambda: accessible(notebook, AT_SEARCH))
     # With keys, a user can move from trial to trial, and open the trial's item.
     history.press("End")
-    expect(panel.locator(".sr-search > .sr-reading")).to_contain_text(re.compile("^trial15 (finished|pruned)val_loss"))
+    expect(panel.locator(".sr-tab-search .sr-reading")).to_contain_text(re.compile("^trial15 (finished|pruned)val_loss"))
     history.press("ArrowLeft")
-    expect(panel.locator(".sr-search > .sr-reading")).to_contain_text("trial14")
+    expect(panel.locator(".sr-tab-search .sr-reading")).to_contain_text("trial14")
     history.press("Enter")
     expect(panel.get_by_role("row", selected=True)).to_have_attribute("data-item", "14")
-    expect(panel.get_by_role("region", name="The chosen item")).to_contain_text("14 lr=")
+    expect(panel.get_by_role("region", name="The chosen trial")).to_contain_text("14 lr=")
+    # A trial has a column for each parameter, and conditions choose trials.
+    expect(panel.get_by_role("columnheader")).to_have_text([re.compile(name) for name in TRIAL_COLUMNS])
+    panel.get_by_label("Search the trials").fill("width=32")
+    widths = panel.locator(".sr-itemrows [role=row] > :nth-child(3)")
+    expect(widths.first).to_have_text("32")
+    assert {*widths.all_inner_texts()} == {"32"}
     notebook.show(0)
 
 

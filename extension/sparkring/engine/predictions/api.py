@@ -486,13 +486,12 @@ def _summary(record: RunRecord, values: Mapping[int, Written]) -> str:
     if not ran:
         return "all parts were already complete"
     loads = {part.process: part.load_s for part in ran.values() if part.process}
-    scoring_s = time.time() - record.started - min(loads.values(), default=0.0)
-    rows, seconds = sum(part.rows for part in ran.values()), max(scoring_s, 1e-6)
+    rows = sum(part.rows for part in ran.values())
     loaded = f"model loaded in {', '.join(describe.duration(load_s) for load_s in loads.values())}" if loads else ""
     slowest = max(ran, key=lambda number: ran[number].seconds)
     return describe.dotted(
         f"{describe.counted(rows, 'row')} scored",
-        f"{rows / seconds:,.0f} rows/s",
+        describe.items_rate(record, time.time()),
         loaded,
         f"slowest part: {slowest} ({describe.duration(ran[slowest].seconds)})",
     )

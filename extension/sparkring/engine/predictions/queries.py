@@ -321,10 +321,11 @@ class _Query:
         changes = self._serving.changes
         scoring_s = max(self._last - (self._scoring or self.recorder.record.started), 1e-6)
         rates = ", ".join(f"{host} {count / scoring_s:,.0f}" for host, count in rows.items()) if len(rows) > 1 else ""
+        rate = describe.items_rate(self.recorder.record, self._last) or f"{rows.total() / scoring_s:,.0f} rows/s"
         slowest = max(self._partitions.values(), key=lambda partition: partition.seconds, default=None)
         return describe.dotted(
             f"{describe.counted(rows.total(), 'row')} scored in {describe.duration(seconds)}",
-            f"{rows.total() / scoring_s:,.0f} rows/s" + (f" ({rates})" if rates else ""),
+            f"{rate} ({rates})" if rates else rate,
             f"{nulls:,} without a prediction" if nulls else "",
             f"model loaded in {', '.join(map(describe.duration, self._loaded.values()))}" if self._loaded else "",
             f"{describe.counted(changes, 'newer checkpoint')} used" if changes else "",

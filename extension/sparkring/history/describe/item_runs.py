@@ -59,7 +59,7 @@ def _scored(items_record: ItemsRecord) -> str:
     """Return how many rows have been scored; '' if the items do not score rows."""
     if items_record.noun not in _SCORING:
         return ""
-    return counted(round(sum(item.metrics.get(ROWS, 0) for item in items_record.known)), "row")
+    return counted(round(sum(item.metrics.get(ROWS, 0) for item in items_record.known if item.state != "kept")), "row")
 
 
 def best_trial(record: RunRecord) -> str:
@@ -211,7 +211,11 @@ def items_rate(record: RunRecord, now: float) -> str:
 
 
 def _scoring_rate(items_record: ItemsRecord, now: float) -> str:
-    scored = [item for item in items_record.known if item.metrics.get(ROWS) and item.metrics.get(ROWS_RATE)]
+    with_rate = [item for item in items_record.known if item.metrics.get(ROWS) and item.metrics.get(ROWS_RATE)]
+    scored = [item for item in with_rate if item.state != "kept"]
+    if items_record.noun == "process":  # a stream has no end, so its current rate is shown
+        rate = sum(item.metrics[ROWS_RATE] for item in items_record.running if item in scored)
+        return f"{rate:,.0f} rows/s" if rate else ""
     if not scored:
         return ""
     # The rate of an item leaves out the time in which the model was loaded.

@@ -193,7 +193,7 @@ export class SearchView extends Pointed {
     if (this.sliced.childElementCount !== parameters.length) this.sliced.replaceChildren(...parameters.map((_, at) => this.slices[at].element));
     const [low, high] = extent(finalValues(trials), search.mode), coloured = this.coloured(search, trials);
     parameters.forEach((parameter, at) => {
-      const chart = this.slices[at], plane = chart.plane([0, 1], [low, high], this.log, marks(parameter));
+      const chart = this.slices[at], plane = chart.plane([-0.05, 1.05], [low, high], this.log, marks(parameter));
       chart.element.setAttribute("aria-label", `${search.metric} by ${parameter.name}`);
       chart.title(`${search.metric} by ${parameter.name}`, "");
       const placed = coloured.filter(({ parameters: values }) => place(parameter, values[parameter.name]) !== null);
