@@ -101,7 +101,7 @@ export class Items {
     if (this.onlyFailed && row.state !== "failed") return false;
     if (!this.query) return true;
     const met = this.query.trim().split(/\s+/).map((part) => meets(row, part));
-    return met.every((each) => each !== null) ? met.every(Boolean) : `${row.item} ${row.name} ${row.state} ${row.value} ${row.error}`.toLowerCase().includes(this.query);
+    return met.every((answer) => answer !== null) ? met.every(Boolean) : `${row.item} ${row.name} ${row.state} ${row.value} ${row.error}`.toLowerCase().includes(this.query);
   }
 }
 
@@ -121,7 +121,7 @@ function isOdd(cell) {
 // Return whether a row meets a condition on a parameter or a metric; null if the text is not such a condition.
 function meets(row, text) {
   const [, name, sign, wanted] = CONDITION.exec(text) ?? [], cells = { ...row.metrics, ...row.parameters };
-  const key = Object.keys(cells).find((each) => each.toLowerCase() === name);
+  const key = Object.keys(cells).find((known) => known.toLowerCase() === name);
   return key === undefined ? null : holds(cells[key], sign, wanted);
 }
 
@@ -133,10 +133,12 @@ export function fits(columns, at, filter) {
   return columns.map(({ texts }) => texts[at]).join(" ").toLowerCase().includes(filter.trim().toLowerCase());
 }
 
+// Texts are in alphabetical order, but none is less or greater than a number.
 function holds(cell, sign, wanted) {
-  const isNumber = typeof cell === "number";
-  const [one, other] = isNumber ? [cell, Number(wanted)] : [String(cell).toLowerCase(), wanted.toLowerCase()];
-  if (cell == null || Number.isNaN(one) || Number.isNaN(other)) return false;
+  if (cell == null) return false;
+  const limit = Number(wanted), isNumber = typeof cell === "number";
+  if (Number.isNaN(limit) ? isNumber : !isNumber && sign !== "=") return false;
+  const [one, other] = isNumber ? [cell, limit] : [String(cell).toLowerCase(), wanted.toLowerCase()];
   return (sign.includes("=") && one === other) || (sign.includes("<") && one < other) || (sign.includes(">") && one > other);
 }
 
