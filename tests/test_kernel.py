@@ -443,7 +443,7 @@ def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
     assert kernel.value("'shop' in globals()") == "False"
     assert "shops" in kernel.run("%runs 1").displayed
     search = "sparkring.search(q=[3, 1, 2], sampler='grid', minimize='loss', prune=False)"
-    assert "best loss 1 (item 1)" in kernel.run(f"%%foreach q in {search} -n -2\nsparkring.log(loss=q)").displayed
+    assert "best loss 1 (trial 1)" in kernel.run(f"%%foreach q in {search} -n -2\nsparkring.log(loss=q)").displayed
     wrong = kernel.run("%%foreach x in shop_list -n -2\nx").error
     assert wrong.evalue == "%%foreach: `shop_list` raised NameError: name 'shop_list' is not defined."
     wrong = kernel.run("%%foreach x in sparkring.search(x=[1, 2]) -n -2\nx").error

@@ -510,9 +510,10 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], shoot: Cal
     shoot(notebook, "trials", panel, lambda: accessible(notebook, AT_SEARCH))
     # With keys, a user can move from trial to trial, and open the trial's item.
     history.press("End")
-    expect(panel.locator(".sr-tab-search .sr-reading")).to_contain_text(re.compile("^trial15 (finished|pruned)val_loss"))
+    reading = tab.locator(".sr-reading")
+    expect(reading).to_contain_text(re.compile("^trial15 (finished|pruned)val_loss"))
     history.press("ArrowLeft")
-    expect(panel.locator(".sr-tab-search .sr-reading")).to_contain_text("trial14")
+    expect(reading).to_contain_text("trial14")
     history.press("Enter")
     expect(panel.get_by_role("row", selected=True)).to_have_attribute("data-item", "14")
     expect(panel.get_by_role("region", name="The chosen trial")).to_contain_text("14 lr=")
