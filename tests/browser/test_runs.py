@@ -106,6 +106,10 @@ def test_runs(opened: Opened, lab: Lab, shoot: Callable[..., None]) -> None:
     expect(axis.locator("option")).to_have_text(["step", "time"])
     axis.select_option("time")
     expect(compared.get_by_role("figure")).to_have_attribute("aria-label", re.compile("A loss by time"))
+    canvas = compared.locator("canvas").element_handle()
+    drawn = canvas.evaluate("canvas => canvas.toDataURL()")
+    notebook.theme("dark")  # the texts in the chart must have the theme's colour
+    notebook.page.wait_for_function("([canvas, drawn]) => canvas.toDataURL() !== drawn", arg=[canvas, drawn])
     assert axe(notebook.page, "[data-windowed-list-index='1'] .sr-runs") == []
     shoot(notebook, "runs", notebook.cell(1))
 

@@ -57,10 +57,6 @@ export class Panel {
     this.resized = new ResizeObserver(() => this.schedule());
     const sized = [this.log.box, this.overview.element, this.overview.log.box, this.charts.element, this.bodies.metrics, this.search.element, this.items.element, this.stream.element];
     for (const each of sized) this.resized.observe(each);
-    // When the theme changes, front ends change attributes of these two elements. The charts must then be drawn again,
-    // because they use the theme's text colour.
-    this.themed = new MutationObserver(() => this.schedule());
-    for (const each of [document.documentElement, document.body]) this.themed.observe(each, { attributes: true });
     this.htmlDirty = new Set(Object.keys(run.html));
     this.ticker = setInterval(() => this.scheduleState(), 1000);
     this.select("overview");
@@ -280,7 +276,6 @@ export class Panel {
     this.gone = true;
     clearInterval(this.ticker);
     this.resized.disconnect();
-    this.themed.disconnect();
     this.charts.remove();
     for (const view of Object.values(this.views)) view.remove?.();
     this.root.remove();

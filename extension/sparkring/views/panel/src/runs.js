@@ -151,6 +151,10 @@ export class Runs {
       if (changes.some((change) => !change.target.closest?.(".sr-panel"))) this.look();
     });
     this.watch.observe(document.body, { childList: true, subtree: true });
+    // When the theme changes, front ends change attributes of these two elements. The charts must then be drawn again,
+    // because they use the theme's text colour.
+    this.themed = new MutationObserver(() => this.runs.forEach(({ panels }) => panels.forEach((panel) => panel.schedule())));
+    for (const each of [document.documentElement, document.body]) this.themed.observe(each, { attributes: true });
     this.leaveKeys = guardKeys();
     this.begin(model.get("snapshot") ?? []);
     this.look();
@@ -285,6 +289,7 @@ export class Runs {
     if (this.closed) return;
     this.closed = true;
     this.watch.disconnect();
+    this.themed.disconnect();
     this.leaveKeys();
     this.leave(this.model);
     for (const id of [...this.runs.keys()]) this.forget(id);
