@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -519,3 +520,24 @@ def test_gpus_and_unknown_slots(connected_to, workers_of_its_own):
     assert answers.pop("items_in_unknown_slots") == [2, 4, 6]
     assert "an unknown number of task slots" in answers.pop("doctor")
     assert not answers
+
+
+@pytest.mark.extended("repetition", "a server that has gone, and the kills above")
+@pytest.mark.parametrize("host", ["", "127.0.0.2"])
+def test_a_killed_server_ends_a_ring(connected_to, host):
+    """Directly and through Spark jobs, the run ends with an error, and no rank is left."""
+    server, start = connected_to(SimpleNamespace(url="local[4]", python=sys.executable))
+    driver = start(f"""
+if {host!r}:
+    session.conf.set("spark.sparkring.driver.host", {host!r})
+try:
+    run("import os, time\\nprint(os.getpid(), flush=True)\\ntime.sleep(1000)", 2)
+except Exception as error:
+    print("ENDED", type(error).__name__, flush=True)
+os._exit(0)  # pyspark would call the server for minutes
+""")
+    pids = [int(driver.until_said(rf"^\[{rank}\] (\d+)$")[1]) for rank in (0, 1)]
+    server.process.kill()
+    assert driver.until_said(r"^ENDED (\w+)$")[1] in ("RunFailed", "MemberLost")
+    until(lambda: not any(map(psutil.pid_exists, pids)), "the ranks have ended")
+    driver.wait()

@@ -401,7 +401,7 @@ def test_messages_are_those_of_the_code(tmp_path: Path) -> None:
     assert not list(wrong_messages(read(TROUBLES)))
     page = tmp_path / "page.md"
     page.write_text(
-        "> `needs … task slots, but there are … in all`\n\n> `needs … task slots, but … in vain`\n", encoding="utf-8"
+        "> `needs … task slots…, but there are … in all`\n\n> `needs … task slots, but … in vain`\n", encoding="utf-8"
     )
     assert len(list(wrong_messages(read(page)))) == 1
 
