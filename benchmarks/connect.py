@@ -32,8 +32,8 @@ WARM_CELLS = 20
 def sessions(effort: Effort) -> list[Row]:
     python = _python()
     where = "import pyspark; print(pyspark.__version__, pyspark.__path__[0])"
-    told = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout
-    version, home = told.strip().split(" ", 1)
+    answer = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout
+    version, home = answer.strip().split(" ", 1)
     with _server(python, home) as url, _client(python, url) as connected, _client(python, "classic") as classic:
         for ask in (connected, classic):
             ask("launch")  # the first launch of a session sends the code of sparkring

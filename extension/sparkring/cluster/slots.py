@@ -174,23 +174,23 @@ def check(cluster: Cluster, size: int, gpus: int | None, data: Data | None, say:
     unless `say` is None. With dynamic allocation, executors come when the tasks wait for them.
     """
     capacity, limit = _reachable(cluster, size, gpus, say)
-    each = _with_gpus(cluster, gpus)
+    with_gpus = _with_gpus(cluster, gpus)
     gangs = [one for one in list(running) if one.persistent and one.cluster == cluster]
     held = sum(one.size for one in gangs)
     if held and capacity.total - held < size <= capacity.total:
         raise SlotsError(
-            f"needs {size} task slots{each}, but the {gangs[0].title} holds {held} of {capacity.total}. Run on the "
-            f"gang (leave out -n, or use -n {held}), or stop it (%gang stop){or_here(size, here)}."
+            f"needs {size} task slots{with_gpus}, but the {gangs[0].title} holds {held} of {capacity.total}. Run on "
+            f"the gang (leave out -n, or use -n {held}), or stop it (%gang stop){or_here(size, here)}."
         )
     if capacity.total < size and limit:
         raise SlotsError(
-            f"needs {size} task slots{each}, but Spark can have {capacity.total} at most: {limit}. Use -n "
+            f"needs {size} task slots{with_gpus}, but Spark can have {capacity.total} at most: {limit}. Use -n "
             f"{max(capacity.total, 1)}, or start the session with a higher limit{or_here(size, here)}."
         )
     if capacity.total < size and data is not None:
         raise SlotsError(
-            f"{size} partitions of `{data.name}` need {size} task slots{each}, but there are {capacity.total} in all, "
-            f"{capacity.use} ({cluster.title}). Use -n {max(capacity.total, 1)}, or add executors or cores."
+            f"{size} partitions of `{data.name}` need {size} task slots{with_gpus}, but there are {capacity.total} in "
+            f"all, {capacity.use} ({cluster.title}). Use -n {max(capacity.total, 1)}, or add executors or cores."
         )
     if capacity.total < size:
         more = (
@@ -201,7 +201,7 @@ def check(cluster: Cluster, size: int, gpus: int | None, data: Data | None, say:
         )
         fewer = f"Use -n {capacity.total}, {'' if here else 'or '}" if capacity.total else "There are no executors: "
         raise SlotsError(
-            f"needs {size} task slots{each}, but there are {capacity.total} in all, {capacity.use} "
+            f"needs {size} task slots{with_gpus}, but there are {capacity.total} in all, {capacity.use} "
             f"({cluster.title}). {fewer}{more}{or_here(size, here)}."
         )
     return capacity
@@ -209,10 +209,10 @@ def check(cluster: Cluster, size: int, gpus: int | None, data: Data | None, say:
 
 def check_ring(cluster: Cluster, size: int, gpus: int | None, say: Say | None) -> Slots:
     """Return the slots. Raise SlotsError if Spark cannot start a pool's items, each of which runs on `size` ranks."""
-    (capacity, limit), each = _reachable(cluster, size, gpus, say), _with_gpus(cluster, gpus)
+    (capacity, limit), with_gpus = _reachable(cluster, size, gpus, say), _with_gpus(cluster, gpus)
     if capacity.total < size:
         raise SlotsError(
-            f"each item needs {size} task slots{each} (--np-each {size}), but there are {capacity.total} in all "
+            f"each item needs {size} task slots{with_gpus} (--np-each {size}), but there are {capacity.total} in all "
             f"({limit or cluster.title}): use fewer ranks for each item, or add executors or cores."
         )
     return capacity

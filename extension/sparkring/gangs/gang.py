@@ -455,22 +455,24 @@ class Gang:
                 f"member {missing[0]}). {launcher.why_missing()}"
             )
         if launcher.starts_over:
-            return self._start_over(joining, "")
+            return self._start_over(joining)[0]
         if self._members.hellos and launcher.gives_back(now - joining.moved):
-            return self._start_over(joining, launcher.waits_for())
+            why = launcher.waits_for()
+            left, pause_s = self._start_over(joining)
+            text = describe.slots_given_back(len(left), self.size, why, pause_s)
+            return [*left, events.Notice(time.time(), text)]
         return []
 
-    def _start_over(self, joining: Joining, why: str) -> list[Event]:
-        """End the members that wait for others, so that their slots are free, and launch all of them again later."""
+    def _start_over(self, joining: Joining) -> tuple[list[Event], float]:
+        """End the members that wait for others, and launch all of them again later.
+
+        Return the events, one for each member that has ended, and the length of the pause.
+        """
         joined = sorted(self._members.hellos)
         self._outbox.send_all(messages.Stop(signal.SIGKILL, 0.0))
         pause_s = self.launcher.start_again(self._ticket._replace(launch=self._members.start_over()))
         self._joining = joining._replace(early=[], moved=time.monotonic())
-        left: list[Event] = [events.MemberLeft(time.time(), member) for member in joined]
-        if why:
-            text = describe.slots_given_back(len(joined), self.size, why, pause_s)
-            left.append(events.Notice(time.time(), text))
-        return left
+        return [events.MemberLeft(time.time(), member) for member in joined], pause_s
 
 
 def _joining() -> Joining:
