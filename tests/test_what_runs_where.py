@@ -151,7 +151,12 @@ def check(place: str, text: str) -> None:
             1,
             marks=pytest.mark.extended("launcher", "what the suite shows on local Spark"),
         ),
-        pytest.param("through Spark jobs", f"spark('local[4]'){UNREACHABLE}", 1),
+        pytest.param(
+            "through Spark jobs",
+            f"spark('local[4]'){UNREACHABLE}",
+            1,
+            marks=pytest.mark.extended("launcher", "test_rings_through_spark_jobs"),
+        ),
     ],
 )
 def test_on_this_machine(driver: Callable[[str], Any], place: str, session: str, sign: int) -> None:
@@ -175,6 +180,7 @@ def test_on_spark_connect(connected: Callable[[str], Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended("launcher", "dynamic allocation and Spark jobs, each without the other")
 @pytest.mark.versions("of pyspark: other sets lack what its client of Spark Connect needs")
 def test_on_spark_connect_with_dynamic_allocation(connected_to: Any, brittle_cluster: Any) -> None:
     """Rings also start from no executor, and if executors cannot reach the notebook."""
