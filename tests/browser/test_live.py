@@ -190,7 +190,7 @@ def test_the_overview(live: Watched, shoot: Callable[..., None]) -> None:
     live.tab("Checkpoints").click(force=True)
     expect(live.tab("Overview")).to_have_attribute("aria-selected", "true")
     shoot(live.notebook, "overview", live.panel)
-    # Its lines can be wrapped, as in the Logs tab, and "/" searches in that tab. The buttons of a chart cover nothing.
+    # Its lines can be wrapped, and "/" searches in the Logs tab. The buttons of a chart cover nothing.
     wrap = live.button("wrap")
     wrap.click()
     expect(wrap).to_have_attribute("aria-pressed", "true")

@@ -89,7 +89,7 @@ class BackgroundRun(Generic[Result]):
             raise interrupted("the run is ending, but some of its processes have not exited yet") from None
 
     def saves_in(self, directory: Location) -> bool:
-        mine = self._directory
+        mine = self._directory if self.record.outcome is None else None  # its view may still be drawing the end
         return mine is not None and (mine.fs, mine.path) == (directory.fs, directory.path)
 
     def show(self) -> None:

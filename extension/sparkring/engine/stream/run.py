@@ -221,16 +221,20 @@ class StreamRun:
         ends, owning = self._end_at_exit, contextlib.ExitStack()
         atexit.register(ends)
         try:
-            if prepared.directory is not None and (words := prepared.directory.words(time.time())):
-                recorder.notice(words)
-            if prepared.directory is not None:
-                owning.enter_context(owned(prepared.directory.location, recorder.record.run_id))
-            begun: Begun = self._surviving(lambda: self._ring.begin(prepared.source.described))
-            if begun.restored < self._done:  # newer checkpoints are damaged
-                prepared.source.check(begun.restored)
-            self._done = self._saved = begun.restored
-            prepared.source.run(self._done, begun.position, self._train, self._ending, recorder.notice)
-            self._save_the_rest()
+            try:
+                if prepared.directory is not None and (words := prepared.directory.words(time.time())):
+                    recorder.notice(words)
+                if prepared.directory is not None:
+                    owning.enter_context(owned(prepared.directory.location, recorder.record.run_id))
+                begun: Begun = self._surviving(lambda: self._ring.begin(prepared.source.described))
+                if begun.restored < self._done:  # newer checkpoints are damaged
+                    prepared.source.check(begun.restored)
+                self._done = self._saved = begun.restored
+                prepared.source.run(self._done, begun.position, self._train, self._ending, recorder.notice)
+                self._save_the_rest()
+            finally:  # before the view shows the end, since the user may then run the cell again
+                self._ring.leave()
+                owning.close()
         except RingEnded as error:
             record = close(recorder, error.outcome)
             raise error_of(self._explained(error.outcome), record) from None
@@ -240,8 +244,6 @@ class StreamRun:
             recorder.close("interrupted" if stopped else "failed", "" if stopped else message)
             raise
         finally:
-            self._ring.leave()
-            owning.close()
             atexit.unregister(ends)
         stream = recorder.record.stream
         assert stream is not None
