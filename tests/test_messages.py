@@ -122,6 +122,7 @@ EXAMPLES: list[Message] = [
     messages.CheckpointDamaged("dir", "00000001", 1, "cut"),
     messages.CheckpointRestored("dir", "00000001", 1, 0.5),
     messages.CheckpointRemoved("dir", "00000001"),
+    messages.AtLine(3, ("<cell>:3 <module>",)),
     messages.ModelUsed("1f2e", "host", 4711, None, ()),
     messages.ModelUsed("1f2e", "host", 4711, 0.5, (messages.TaskScored(3, 17, "5", 2, 9, 99, 1, 0.5, "failed", "no"),)),
     messages.ModelUsed("1f2e", "host", 4711, 0.5, (), messages.CheckpointUsed(137, 0.2, 1, 99, 1, "damaged", "5c1d")),

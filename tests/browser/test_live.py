@@ -246,6 +246,16 @@ def test_tiles_choose_whose_lines_are_shown(live: Watched) -> None:
     expect(live.panel.locator(".sr-chip")).to_be_hidden()
 
 
+def test_the_current_line_and_what_it_has_called(live: Watched, shoot: Callable[..., None]) -> None:
+    at, stack = live.tile(1).locator(".sr-at"), live.panel.locator(".sr-stack")
+    expect(at).to_have_attribute("data-at", "line 24: time.sleep(0.1)")
+    live.tile(1).click()
+    expect(stack).to_have_text(re.compile(r"^rank 1, line 24: time.sleep\(0.1\)\n.*<cell>:24 "))
+    shoot(live.notebook, "stack", live.panel)
+    live.tile(1).click()
+    expect(stack).to_be_hidden()
+
+
 def test_search(live: Watched, shoot: Callable[..., None]) -> None:
     search, count = live.panel.get_by_label("Search the lines"), live.panel.locator(".sr-tab-logs .sr-count")
     search.fill("NEEDLE")

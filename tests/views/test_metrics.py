@@ -831,7 +831,6 @@ def test_what_needs_attention_most(replayed):
         text = watch.text if (watch := watching(record)) else ""
         assert state_message(record, 60.0)["watch"] == watch
         assert text in panel(record, now=60.0, final=True)
-        assert text.count("\n") == 0
         return watch and (watch.tab, text)
 
     def losses(*values, name="val_loss"):

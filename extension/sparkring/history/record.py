@@ -144,6 +144,7 @@ class RankRecord(NamedTuple):
     value: str = ""
     failure: events.Failure | None = None
     stack: events.StackTaken | None = None
+    at: events.AtLine | None = None  # what the rank is running, as last reported
     gpus: tuple[events.GpuUsed, ...] = ()  # the last report of each GPU
     used: events.RankUsed | None = None  # the last report
     samples: tuple[Sample, ...] = ()  # what the rank has used so far, with fewer Samples of earlier times
@@ -332,6 +333,8 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.GpuUsed():
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
             return _with_rank(record, rank._replace(gpus=tuple(known.values())))
+        case events.AtLine():
+            return _with_rank(record, rank._replace(at=event))
         case events.RankUsed():
             samples = _fewer((*rank.samples, _sample(event, rank.gpus)), samples_kept(record.size))
             return _with_rank(record, rank._replace(used=event, samples=samples))
@@ -356,7 +359,7 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.RankStarted():
             state = "idle" if rank.state == "idle" else "running"
             record = record._replace(running_since=record.running_since or event.time)
-            return _told(record, event, state=state, host=event.host, pid=event.pid, used=None, samples=())
+            return _told(record, event, state=state, host=event.host, pid=event.pid, used=None, samples=(), at=None)
         case events.RankFinished():
             return _told(record, event, state="finished", value=event.value, stack=None)
         case events.RankFailed():

@@ -168,6 +168,8 @@ class RunFolder(Observer):
                 self._later[events.DataPlanned, event.rank, event.reader] = event
             case events.GpuUsed():
                 self._later[events.GpuUsed, event.rank, event.address] = event
+            case events.AtLine():
+                pass  # a saved run has no use for it
             case events.RankUsed():
                 self._used[event.rank] = event
             case events.RunStarted() | events.AttemptStarted():

@@ -114,7 +114,11 @@ def innermost(text: str) -> str:
     frames = _main_thread(text)
     if not frames:
         return ""
-    file, line, function = frames[0]
+    return place(*frames[0])
+
+
+def place(file: str, line: int, function: str) -> str:
+    """Return a place in the code: `numpy/linalg.py:12 solve`."""
     short, in_library = _LIBRARIES.subn("", file)
     return f"{short if in_library else file.rpartition('/')[2]}:{line} {function}"
 

@@ -62,7 +62,7 @@ RUNNING_POINTS = 4_000  # the most points of running items' curves in a message;
 _LINE_BYTES = 20  # for a line's rank, stream, time and quotes
 _INDEX_BYTES = 5  # of an entry of the column `line`
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
-_NO_USAGE: Message = {"kind": "usage", "used": [], "waiting": [], "starves": [], "starving": ""}
+_NO_USAGE: Message = {"kind": "usage", "used": [], "waiting": [], "starves": [], "starving": "", "lines": {}}
 
 Section = Callable[[RunRecord, float, Form], str]
 
@@ -359,7 +359,8 @@ def usage_message(record: RunRecord, now: float) -> Message:
     """Return the resources that each rank uses, and the percentage of the time that it waits for data.
 
     `used` and `waiting` are columns, or empty if nothing is known. Ranks that have ended use nothing. `starves` holds
-    the running ranks that wait too long, and `starving` says so.
+    the running ranks that wait too long, and `starving` says so. `lines` has, for each running rank, the line of the
+    cell in words, and its calls.
     """
     if record.items is not None:  # the ranks of a pool have no tiles
         return _NO_USAGE
@@ -374,6 +375,11 @@ def usage_message(record: RunRecord, now: float) -> Message:
         "waiting": [percent.get(rank.rank) for rank in record.ranks] if waits else [],
         "starves": starves,
         "starving": describe.starving_words({rank: percent[rank] for rank in starves}),
+        "lines": {
+            rank.rank: (describe.line_words(record, rank), [lines.plain(call) for call in rank.at.calls])
+            for rank in record.ranks
+            if rank.at is not None and rank.state == "running"
+        },
     }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sparkring.history.describe.text import counted, first_line, rank_list, size
+from sparkring.history.describe.text import CODE_CHARACTERS, counted, first_line, rank_list, size
 from sparkring.history.events import GpuUsed, InputRequested, RankUsed
 from sparkring.history.lines import plain
-from sparkring.history.record import LARGE_FILE_BYTES, QUICK_S, RunRecord
+from sparkring.history.record import LARGE_FILE_BYTES, QUICK_S, RankRecord, RunRecord
 from sparkring.runtime.kernel import in_notebook
 
 _RANKS_CHARACTERS = 40
@@ -140,3 +140,11 @@ def code_line(record: RunRecord, line: int) -> str:
     """Return the text of a line of the cell; '' if there is no such line. The magic is on line 1."""
     code = record.code.splitlines()
     return code[line - 1].strip() if 0 < line <= len(code) else ""
+
+
+def line_words(record: RunRecord, rank: RankRecord) -> str:
+    """Return the line of the cell that a rank is running: `line 14: loss.backward()`; '' if it is not known."""
+    if rank.at is None or rank.state != "running":
+        return ""
+    code = first_line(code_line(record, rank.at.line), CODE_CHARACTERS)
+    return f"line {rank.at.line}" + (f": {plain(code)}" if code else "")

@@ -48,6 +48,7 @@ FACTS = (
     Column("rate", "{} {nouns}/s", "number"),
     Column("waits", "waits for data {} %", "count"),
     Column("behind", "{} behind", "counted", noun="step"),
+    Column("at", "{}"),
     Column("failure", "{}"),
 )
 
@@ -136,6 +137,7 @@ def _tile(record: RunRecord, rank: RankRecord, ranks: dict[str, Any], waits: Map
         "silence": silence_s,
         "usage": usage_words(rank.used if rank.state == "running" else None),
         "waits": waits.get(at),
+        "at": describe.line_words(record, rank),
     }
     sign, state = STATES[ranks["state"][at]]
     words = [f"rank {at} {state}", *(fact(column, cells[column.name], describe.step_noun(record)) for column in FACTS)]

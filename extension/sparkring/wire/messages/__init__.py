@@ -57,6 +57,7 @@ Told = (
     | CheckpointDamaged
     | CheckpointRestored
     | CheckpointRemoved
+    | AtLine
 )
 RequestEnd = Done | Failed
 RankReport = RequestEnd | Importing | CollectivesEnded | TrainsAlone | StoredKey | Gather | Told

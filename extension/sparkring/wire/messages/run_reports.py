@@ -268,3 +268,15 @@ class CheckpointRemoved(NamedTuple):
     name: str
     time: float = 0.0
     rank: int = 0
+
+
+class AtLine(NamedTuple):
+    """The line of the cell that the rank is running, sent about once a second if it changes.
+
+    `calls` are the calls that are in progress, innermost first: those of the cell, and those that the line has made.
+    """
+
+    line: Count
+    calls: tuple[str, ...]
+    time: float = 0.0
+    rank: int = 0

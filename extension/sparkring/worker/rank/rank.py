@@ -33,6 +33,7 @@ from sparkring.worker.member.network import free_port
 from sparkring.worker.rank import (
     children,
     collectives,
+    current_line,
     displays,
     exchange,
     imports,
@@ -83,6 +84,7 @@ class CurrentRequest:
         self.called: object = None  # the function that the request calls
         self.loaded = False  # whether all values that were sent with the request have been loaded
         self.interrupt_waits = False  # whether an interrupt is waiting for an import to finish
+        self.line = current_line.LineWatch()
         self.item_ends = False  # whether the driver has asked to end the item, for example to prune a trial
 
 
@@ -175,6 +177,8 @@ class Rank:
                 streams.flush()
             current = self.current
             if current is not None and current.code_runs:
+                if self.work is None and world.world().size <= current_line.MOST_RANKS:
+                    current.line.look(main_thread, stacks.cell_name(self.main.cells))
                 self.tell_if_alone(exchange.early, current)
             if current is not None and current.interrupt_waits:
                 signal.pthread_kill(main_thread, signal.SIGINT)  # interrupt() checks again whether to wait

@@ -43,8 +43,9 @@ export class RankView {
       const tile = event.target.closest("button");
       if (tile) this.toggle(Number(tile.dataset.rank), event);
     });
+    this.stack = make("pre", { class: "sr-stack", hidden: true, tabindex: "0" });
     this.strip.addEventListener("keydown", (event) => this.walk(event));
-    this.element = make("div", { class: "sr-rankview" }, this.top, this.strip);
+    this.element = make("div", { class: "sr-rankview" }, this.top, this.strip, this.stack);
   }
 
   draw(state, usage, now) {
@@ -60,6 +61,7 @@ export class RankView {
     const quiet = this.quiet(ranks, at);
     for (let rank = 0; rank < count; rank++) this.fill(rank, ranks, usage, at, quiet[rank], many, heats?.[rank]);
     if (!many) this.measure(usage, count);
+    this.drawStack(ranks, usage);
     this.arrange(ranks, count, many);
     const told = [many && this.counts(ranks, usage, quiet, count), state.lag, many && mute(quiet), !many && !state.lag && usage.starving]
       .filter(Boolean).join(" · ");
@@ -73,17 +75,19 @@ export class RankView {
 
   tile(rank) {
     return make("button", { type: "button", "aria-pressed": "false", tabindex: rank ? "-1" : "0", "data-rank": rank },
-      make("span", { class: "sr-who" }), make("span", { class: "sr-lanebar" }, make("span")), make("span", { class: "sr-lanefacts" }),
+      make("span", { class: "sr-who" }), make("span", { class: "sr-lanebar" }, make("span")),
+      make("span", { class: "sr-at" }), make("span", { class: "sr-lanefacts" }),
       make("span", { class: "sr-figures" }));
   }
 
   fill(rank, ranks, usage, now, silent, many, heat) {
-    const tile = this.tiles[rank], [who, bar, told] = tile.children, letter = ranks.state[rank];
+    const tile = this.tiles[rank], [who, bar, line, told] = tile.children, letter = ranks.state[rank];
     const silence = this.silence(rank, ranks, now), starves = usage.starves.includes(rank), { noun } = this.panel.run.state;
     const [epoch, step, rate] = [ranks.epoch[rank], ranks.step[rank], ranks.rate[rank]], [sign, state] = RANK_STATES[letter];
     const done = letter === "f" ? 1 : ranks.done[rank], host = ranks.hosts[ranks.host[rank]], waits = usage.waiting[rank];
     const cells = { host, pid: ranks.pid[rank] || null, lines: ranks.pid[rank] ? ranks.lines[rank] : null, silence: silence >= FACT_S ? silence : null,
-                    usage: usage.words(rank), gpu: ranks.gpu[rank], epoch, step, done, rate, waits, behind: ranks.behind[rank], failure: ranks.failure[rank] };
+                    usage: usage.words(rank), gpu: ranks.gpu[rank], epoch, step, done, rate, waits, behind: ranks.behind[rank], failure: ranks.failure[rank],
+                    at: letter === "r" ? usage.lines[rank]?.[0] : "" };
     const words = Object.fromEntries(RANK_FACTS.map((column) => [column.name, fact(column, cells[column.name], noun)]));
     const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${(words.behind || starves) && !silent ? " sr-slow" : ""}`;
     const title = [`rank ${rank} ${state}`, ...Object.values(words)].filter(Boolean).join(", ");
@@ -93,6 +97,7 @@ export class RankView {
       const facts = [silent && `⏸ ${words.silence}`, words.behind && `▼ ${words.behind}`, starves && words.waits,
         !silent && letter === "r" && words.rate, letter === "r" && !usage.used[rank] && words.gpu, ranks.hosts.length > 1 && host].filter(Boolean).map((words) => words.replaceAll(" ", "\u00a0")).join(" ·\u00a0");
       if (told.dataset.facts !== facts) told.dataset.facts = facts;
+      if (line.dataset.at !== words.at) line.dataset.at = words.at;
       bar.firstChild.style.width = `${100 * (done ?? 0)}%`;
       bar.style.visibility = done == null ? "hidden" : "";
     }
@@ -179,6 +184,13 @@ export class RankView {
     if (chosen.has(rank) && (several || chosen.size === 1)) next.delete(rank);
     else next.add(rank);
     this.panel.chooseRanks(next, where);
+  }
+
+  // If one rank is selected, show what its current line has called.
+  drawStack(ranks, usage) {
+    const [rank, more] = this.panel.chosen, [line, calls] = (more === undefined && ranks.state[rank] === "r" && usage.lines[rank]) || [];
+    this.stack.hidden = !line;
+    put(this.stack, line ? `rank ${rank}, ${line}\n${calls.map((call) => `  ${call}`).join("\n")}` : "");
   }
 
   walk(event) {

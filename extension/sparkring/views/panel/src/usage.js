@@ -16,11 +16,12 @@ export class Usage {
   constructor() {
     this.used = this.waiting = this.starves = [];
     this.starving = "";
+    this.lines = {};
     this.samples = {};
   }
 
-  hear({ used, waiting, starves, starving, samples }) {
-    Object.assign(this, { used, waiting, starves, starving, samples: { ...this.samples, ...samples } });
+  hear({ used, waiting, starves, starving, lines, samples }) {
+    Object.assign(this, { used, waiting, starves, starving, lines, samples: { ...this.samples, ...samples } });
   }
 
   // Return a value of a rank; null if it is not known.
