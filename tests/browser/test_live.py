@@ -248,9 +248,9 @@ def test_tiles_choose_whose_lines_are_shown(live: Watched) -> None:
 
 def test_the_current_line_and_what_it_has_called(live: Watched, shoot: Callable[..., None]) -> None:
     at, stack = live.tile(1).locator(".sr-at"), live.panel.locator(".sr-stack")
-    expect(at).to_have_attribute("data-at", "line 24: time.sleep(0.1)")
+    expect(at).to_have_attribute("data-at", "line 22: time.sleep(0.1)")
     live.tile(1).click()
-    expect(stack).to_have_text(re.compile(r"^rank 1, line 24: time.sleep\(0.1\)\n.*<cell>:24 "))
+    expect(stack).to_have_text(re.compile(r"^rank 1, line 22: time.sleep\(0.1\)\n.*<cell>:22 "))
     shoot(live.notebook, "stack", live.panel)
     live.tile(1).click()
     expect(stack).to_be_hidden()
