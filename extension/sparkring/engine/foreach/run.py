@@ -303,7 +303,8 @@ class ForeachRun:
         noun = prepared.noun if prepared.items.steering is None else "trial"
         total = None if options.plan else prepared.total
         at_once = started.size // options.np_each
-        planned = events.ItemsPlanned(started.time, at_once, options.np_each, total, noun=noun)
+        up = None if options.place.here else 0
+        planned = events.ItemsPlanned(started.time, at_once, options.np_each, total, up, noun)
         self.recorder = Recorder(view, started, prepared.notices, [planned])
         self.interrupts = interrupts
         self.result: ForeachResult | None = None
