@@ -232,7 +232,7 @@ def run_query(
 
 
 def _started(writer: DataStreamWriter) -> StreamingQuery:
-    for is_last in (False, False, True):
+    for is_last in (False, False, False, False, True):
         try:
             return writer.start()
         except Exception as exception:  # Java's errors, as py4j or pyspark show them
