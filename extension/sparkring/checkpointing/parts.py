@@ -95,9 +95,9 @@ def tree_of(value: Any, path: str = _CALLED, within: tuple[int, ...] = ()) -> An
     return tuple(items) if isinstance(value, tuple) else items
 
 
-def refuse_pieces(tree: Any, path: str = _CALLED) -> None:
+def refuse_pieces(tree: Any) -> None:
     """Raise CheckpointError, with the path, if the tree has only this rank's piece of a tensor."""
-    _with_pieces(tree, lambda piece, keys, path: torch_state.refuse_piece(path), path)
+    _with_pieces(tree, lambda piece, keys, path: torch_state.refuse_piece(path), _CALLED)
 
 
 def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:

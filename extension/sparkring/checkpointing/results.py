@@ -18,7 +18,6 @@ import contextlib
 import hashlib
 import hmac
 import json
-import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 from sparkring.checkpointing import folder, tensors
 from sparkring.errors import CheckpointError
 from sparkring.history.events import Curve, CurvesBy
-from sparkring.runtime.storage import Location
+from sparkring.runtime.storage import Location, for_this_user_only
 from sparkring.wire.messages import Buffers
 
 LAYOUT = 1
@@ -76,7 +75,7 @@ def user_secret(home: Path) -> bytes:
     path = home / "results.secret"
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with contextlib.suppress(FileExistsError), open(path, "xb", opener=_for_this_user_only) as file:
+        with contextlib.suppress(FileExistsError), open(path, "xb", opener=for_this_user_only) as file:
             file.write(secrets.token_bytes(SECRET_BYTES))
         secret = path.read_bytes()
     except OSError as error:
@@ -87,10 +86,6 @@ def user_secret(home: Path) -> bytes:
     if len(secret) != SECRET_BYTES:
         raise CheckpointError(f"{path}, the secret that protects kept results, is damaged: remove it, and use --fresh.")
     return secret
-
-
-def _for_this_user_only(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 class KeptResults:

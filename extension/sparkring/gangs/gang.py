@@ -79,7 +79,7 @@ class Gang:
         self._members = Members(size)
         self._inbox = Inbox(size, self._members.admit, on_arrival)
         self._outbox = Outbox(self._members.connections)
-        self._sender = RequestSender(launcher, self._members, self._outbox)
+        self._sender = RequestSender(self._members, self._outbox)
         self._gpus = GangGpus(self._members)
         self._arrived: collections.deque[Arrival] = collections.deque()  # messages that poll() has not processed yet
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns

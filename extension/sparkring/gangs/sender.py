@@ -7,7 +7,6 @@ from sparkring.frameworks.base import Framework, Start
 from sparkring.gangs.execution import Execution, Request
 from sparkring.gangs.members import Members
 from sparkring.gangs.outbox import Outbox
-from sparkring.launchers.base import Launcher
 from sparkring.runtime.world import World
 from sparkring.wire import messages
 
@@ -15,8 +14,7 @@ from sparkring.wire import messages
 class RequestSender:
     """Keeps what requests have in common: the frameworks that connect the ranks, and the Work that the ranks have."""
 
-    def __init__(self, launcher: Launcher, members: Members, outbox: Outbox) -> None:
-        self._launcher = launcher
+    def __init__(self, members: Members, outbox: Outbox) -> None:
         self._members = members
         self._outbox = outbox
         self._frameworks: dict[str, Framework] = {}

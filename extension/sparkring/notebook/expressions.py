@@ -13,17 +13,18 @@ from sparkring.notebook.options_table import OptionsTable
 Parsed = TypeVar("Parsed")
 
 
-def split_options(line: str, parse: Callable[[str], Parsed | None]) -> tuple[Parsed, str] | None:
+def split_options(line: str, parse: Callable[[str], Parsed | None], problem: str) -> tuple[Parsed, str]:
     """Return what `parse` makes of the Python at the beginning of a line, and the text of the options after it.
 
-    `parse` returns None if a text is not what the magic expects. If no beginning of the line is, return None.
+    `parse` returns None if a text is not what the magic expects. If no beginning of the line is, raise an OptionsError
+    with the text `problem`.
     """
     ends = [match.start() for match in re.finditer(r"(?<=\s)(#|-\S+)", line) if _begins_options(match[0])]
     for end in [*ends, len(line)]:
         parsed = parse(line[:end].strip())
         if parsed is not None:
             return parsed, line[end:]
-    return None
+    raise OptionsError(problem)
 
 
 def _begins_options(word: str) -> bool:

@@ -99,13 +99,10 @@ def split(line: str) -> tuple[Clause, str]:
 
     Raise OptionsError if the line does not begin with a clause.
     """
-    parts = split_options(line, _clause)
-    if parts is None:
-        raise OptionsError(
-            "%%foreach begins with `TARGETS in ITEMS`, as a for loop does: for example `%%foreach store in stores -n "
-            "-4`."
-        )
-    return parts
+    problem = (
+        "%%foreach begins with `TARGETS in ITEMS`, as a for loop does: for example `%%foreach store in stores -n -4`."
+    )
+    return split_options(line, _clause, problem)
 
 
 def _clause(written: str) -> Clause | None:

@@ -102,13 +102,10 @@ def split_data(line: str) -> tuple[str, str]:
     if option is None:
         return "", line
     after = line[option.end() :]
-    parts = split_options(after, _expression)
-    if parts is None:
-        written = after.strip().partition(" ")[0]
-        raise OptionsError(
-            f"%%barrier: --data needs a DataFrame, such as --data df or --data df.limit(8): {written!r}."
-        )
-    return parts[0], f"{line[: option.start()]} {parts[1]}"
+    written = after.strip().partition(" ")[0]
+    problem = f"%%barrier: --data needs a DataFrame, such as --data df or --data df.limit(8): {written!r}."
+    expression, rest = split_options(after, _expression, problem)
+    return expression, f"{line[: option.start()]} {rest}"
 
 
 def _expression(written: str) -> str | None:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from sparkring.engine.run.options import restarts
 from sparkring.engine.stream.options import StreamOptions, checked_stream
-from sparkring.errors import OptionsError
 from sparkring.notebook.cell_options import rows_of
 from sparkring.notebook.expressions import complete_expression, evaluated, split_options
 from sparkring.notebook.magic import Magic
@@ -73,13 +72,11 @@ def split(line: str) -> tuple[Expression, str]:
 
     Raise OptionsError if the line does not begin with an expression.
     """
-    parts = split_options(line, _expression)
-    if parts is None:
-        raise OptionsError(
-            "%%stream begins with a streaming DataFrame or an iterable of batches: for example `%%stream df "
-            "--checkpoint-dir dbfs:/ml/live`."
-        )
-    return parts
+    problem = (
+        "%%stream begins with a streaming DataFrame or an iterable of batches: for example `%%stream df "
+        "--checkpoint-dir dbfs:/ml/live`."
+    )
+    return split_options(line, _expression, problem)
 
 
 def _expression(written: str) -> Expression | None:

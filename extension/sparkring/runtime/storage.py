@@ -126,6 +126,11 @@ def local_path(path: str | os.PathLike[str]) -> str:
     return location.path
 
 
+def for_this_user_only(path: str, flags: int) -> int:
+    """Open a file that others may neither read nor write. This is an `opener` for open()."""
+    return os.open(path, flags, 0o600)
+
+
 def dbfs_root() -> str:
     """Return the folder that dbfs:/ stands for on this machine."""
     named = os.environ.get(DBFS_ROOT)

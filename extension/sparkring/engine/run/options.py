@@ -28,8 +28,22 @@ RESTARTS = 3  # the default for a run with checkpoints
 OF_FUNCTIONS = tuple(name for name, framework in FRAMEWORKS.items() if not framework.in_task)
 
 
+class _Placed:
+    """Options that say where ranks run. If `place_name` is '', they run in the place that `np` means."""
+
+    np: int
+    place_name: str
+
+    @property
+    def place(self) -> Place:
+        """Where the ranks run."""
+        from sparkring.launchers import place_of
+
+        return place_of(self.np, self.place_name)
+
+
 @dataclass(frozen=True)
-class SharedOptions:
+class SharedOptions(_Placed):
     """The options that runs of cells, of independent items and of streams have in common.
 
     If `np` is negative, ranks are processes on this machine; if it is positive, they are Spark tasks.
@@ -53,14 +67,7 @@ class SharedOptions:
     background: bool = False
     checkpoint_dir: str = ""
     fresh: bool = False
-    place_name: str = ""  # '' means the place that `np` means
-
-    @property
-    def place(self) -> Place:
-        """Where the ranks run."""
-        from sparkring.launchers import place_of
-
-        return place_of(self.np, self.place_name)
+    place_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -193,7 +200,7 @@ def check_least(who: str, options: SharedOptions) -> None:
 
 
 @dataclass(frozen=True)
-class GangOptions:
+class GangOptions(_Placed):
     """The options of a warm gang. `np` means the same as in Options."""
 
     np: int = option(0, "-4: processes on this machine; 4: Spark tasks", "NP", number_of_ranks)
@@ -208,11 +215,4 @@ class GangOptions:
     env_pack: bool = option(
         False, "send the notebook's installed packages to Spark's executors, as an archive; the ranks use them"
     )
-    place_name: str = ""  # as in SharedOptions
-
-    @property
-    def place(self) -> Place:
-        """Where the ranks run."""
-        from sparkring.launchers import place_of
-
-        return place_of(self.np, self.place_name)
+    place_name: str = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from sparkring.gangs.execution import Execution, Value
 from sparkring.history import describe, run_store
 from sparkring.history import values as value_texts
 from sparkring.history.record import RunRecord
+from sparkring.runtime.storage import for_this_user_only
 
 
 class Result:
@@ -146,7 +146,7 @@ def _kept(sent: Value, name: str, folder: Path, file: str) -> str:
     path = folder / "values" / file
     try:
         path.parent.mkdir(exist_ok=True, mode=0o700)
-        with open(path, "wb", opener=_for_this_user_only) as out:
+        with open(path, "wb", opener=for_this_user_only) as out:
             payload, *buffers = sent.parts
             if buffers:
                 pickle.dump([bytearray(buffer) for buffer in buffers], out, protocol=5)
@@ -162,7 +162,3 @@ def _kept(sent: Value, name: str, folder: Path, file: str) -> str:
         return f"Its state_dict() is saved: model.load_state_dict({load})"
     left_out = f" Without {_listed(sent.packed.left_out)}." if sent.packed.left_out else ""
     return f"What can be pickled of it is saved: {load}.{left_out}".rstrip(".")
-
-
-def _for_this_user_only(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
