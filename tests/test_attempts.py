@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from texts import mentions
+
 from sparkring.engine.run.restarts import cannot_heal, gives_up, pause_after
 from sparkring.gangs.execution import cause_priority
 from sparkring.gangs.reports import exit_failure
@@ -34,7 +36,7 @@ def test_as_often_as_is_allowed():
     assert gives_up(attempts(KILLED, KILLED), (), 2) is None
     why = gives_up(attempts(KILLED, KILLED, KILLED), (), 2)
     assert why == NoRestart("used up", 3, 2)
-    assert no_restart(why) == "This was attempt 3: all restarts are used up (--max-restarts 2)."
+    assert mentions(no_restart(why), "attempt 3", "--max-restarts", "2")
 
 
 def test_the_same_mistake_is_not_repeated_for_ever():
@@ -73,7 +75,7 @@ def test_what_cannot_heal():
     for failures in ([mistake], [mistake, wrong], [mistake, echo]):
         why = cannot_heal(mistake, failures, 2, stepped=True)
         assert why == NoRestart("code", error="builtins.TypeError")
-        assert no_restart(why) == "The run was not restarted: another attempt would raise the same TypeError."
+        assert mentions(no_restart(why), "not restarted", "TypeError")
     assert cannot_heal(mistake, [mistake, KILLED], 2, stepped=False) is None
     assert cannot_heal(mistake._replace(cause="echo"), [mistake], 2, stepped=False) is None
     assert cannot_heal(wrong, [wrong, wrong], 2, stepped=False) == NoRestart("before the first step", size=2)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from texts import mentions
 
 from sparkring.engine.run.idle_gpus import IdleGpus
 from sparkring.history import describe
@@ -134,10 +135,18 @@ def test_shares(python):
     assert mixed[6:8] == [["MIG-00-fake", "MIG-01-fake"], ["MIG-00-fake", "MIG-01-fake", "MIG-00-fake"]]
     assert mixed[8] >= 1
     assert mixed[9] == 1
-    assert python("shares(1, 2, 'MIG-00,MIG-01')") == (
-        "needs 2 GPUs (1 rank × 2), but 0 found on this machine under CUDA_VISIBLE_DEVICES='MIG-00,MIG-01': 2 MIG "
-        "instances not counted, because a process can use only one. Use fewer ranks, fewer GPUs for each, or --gpus 0 "
-        "for none."
+    assert mentions(
+        python("shares(1, 2, 'MIG-00,MIG-01')"),
+        "needs 2 GPUs",
+        "1",
+        "rank",
+        "2",
+        "0",
+        "CUDA_VISIBLE_DEVICES='MIG-00,MIG-01'",
+        "2 MIG",
+        "not",
+        "GPUs",
+        "--gpus 0",
     )
 
 
@@ -176,7 +185,7 @@ def test_idle_gpus():
     assert watch.new(record, 100.0) == watch.new(record, 159.0) == []
     (idle,) = watch.new(record, 160.0)
     assert idle == ("0", 0)
-    assert describe.idle_gpus([idle], 60.0) == "GPU 0 (rank 0) has been idle for 60 s"
+    assert mentions(describe.idle_gpus([idle], 60.0), "GPU 0", "rank", "0", "idle", "60")
     record = apply(record, used(1, "1", 0))
     assert watch.new(record, 170.0) == []
     assert watch.new(apply(record, used(1, "1", 90)), 180.0) == [], "it has worked in between"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from texts import mentions
 from versions import KERAS
 
 import sparkring
@@ -32,7 +33,7 @@ def test_a_failed_run(saved_runs):
     path = run_store.find(FAILED)
     record = run_store.load(path)
     assert (record.outcome, record.failed_rank, record.size) == ("failed", 1, 2)
-    assert record.failure.summary == "ValueError: rank 1 has had enough"
+    assert mentions(record.failure.summary, "ValueError", "rank 1")
     assert (record.failure.cause, record.failure.error) == ("exception", "builtins.ValueError")
     assert [report.step for report in record.metrics if report.rank == 0] == [1, 2, 3]
     assert [(kept.saved.step, kept.saved.metrics) for kept in record.checkpoints] == [

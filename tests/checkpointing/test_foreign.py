@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from texts import mentions
+
 from sparkring.checkpointing.foreign import ListedFile, Other, recognised
 
 
@@ -27,7 +29,7 @@ def test_a_prefix_of_tensorflows_is_one_checkpoint():
         *(ListedFile(f"t/ckpt.data-0000{n}-of-00002", 10, 6.0 + n) for n in (0, 1)),
     ]
     assert recognised([*whole, ListedFile("t/checkpoint", 9)]) == [Other("TensorFlow", "t/ckpt", 22, 7.0)]
-    assert recognised(whole[:2])[0].note == "1 of 2 .data files are missing"
+    assert mentions(recognised(whole[:2])[0].note, "1 of 2", "missing")
     assert recognised(whole[1:])[0].note == "its .index file is missing"
 
 

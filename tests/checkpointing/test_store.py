@@ -21,6 +21,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from texts import mentions
 from waiting import DEADLINE_S
 
 import sparkring
@@ -421,7 +422,7 @@ def test_failures_without_a_driver(moody, capsys):
     found.save(1, state())
     with pytest.raises(CheckpointError, match="No space left"):
         found.wait()
-    assert capsys.readouterr().err.startswith("sparkring: the checkpoint of step 1 could not be saved in moody:")
+    assert mentions(capsys.readouterr().err, "step 1", "not", "saved")
     with pytest.raises(CheckpointError, match="No space left"):
         checkpoints(moody.directory, background=False).save(1, state())
 
@@ -531,8 +532,8 @@ def test_the_one_before(tmp_path, capsys, told):
     capsys.readouterr()
     assert checkpoints(tmp_path).restore(live := state()) == live["step"] == 2
     err = capsys.readouterr().err
-    assert f"skipped the damaged checkpoint of step 5 in {tmp_path}: rank-0.safetensors" in err
-    assert "skipped the damaged checkpoint of step 4" in err
+    assert mentions(err, "skipped", "damaged", "step 5", f"{tmp_path}", "rank-0.safetensors")
+    assert mentions(err, "skipped", "damaged", "step 4")
     assert err.count("\n") == 2
     assert [event.step for event in told.of(messages.CheckpointDamaged)] == [5, 4]
     assert [event.step for event in told.of(messages.CheckpointRestored)] == [2]
@@ -926,7 +927,7 @@ def test_removing_fails(moody, capsys):
     assert steps(found) == [3, 2, 1, 0]
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert f"old checkpoints in {moody.directory} cannot be removed, so the directory grows: Permission denied" in err
+    assert mentions(err, f"{moody.directory} cannot", "removed")
 
 
 def test_the_memory_it_takes(tmp_path):
