@@ -80,13 +80,13 @@ def test_lines_of_runs_that_make_no_sense(line, words):
 def test_tab_offers_what_can_be_stopped():
     one, other = started("one", until_stopped), started("other", until_stopped)
     for line, expected in {
-        " ": ["--tensorboard", "--stop", "--delete", "--delete-older"],
-        " --s": ["--stop"],
+        " ": ["--sort", "--reverse", "--where", "--tensorboard", "--stop", "--delete", "--delete-older"],
+        " --s": ["--sort", "--stop"],
         " --stop ": [other.run_id, one.run_id],
         f" --stop {one.run_id}": [one.run_id],
         " --stop x": [],
         f" --stop {one.run_id} ": [],
-        " 50 ": ["--tensorboard", "--stop", "--delete", "--delete-older"],
+        " 50 ": ["--sort", "--reverse", "--where", "--tensorboard", "--stop", "--delete", "--delete-older"],
     }.items():
         assert MAGICS["runs"].complete(line) == expected
     one.stop()

@@ -18,7 +18,7 @@ WORSE_IN_A_ROW = 3  # from this many changes for the worse on, a validation metr
 _ROWS = 50  # the rows of the table that are looked at
 
 
-class Watch(NamedTuple):
+class Attention(NamedTuple):
     """The sentence, and the name of the panel's tab that shows more."""
 
     text: str
@@ -26,7 +26,7 @@ class Watch(NamedTuple):
 
 
 @metrics.remembered("metrics", "not_finite", "attempts", "checkpoints", "finished_ranks")
-def watching(record: RunRecord) -> Watch | None:
+def watching(record: RunRecord) -> Attention | None:
     """Return what needs attention most: values that are not finite, a validation metric that gets worse, a restart.
 
     Return None if there is nothing to say. Runs of items have other views.
@@ -35,11 +35,11 @@ def watching(record: RunRecord) -> Watch | None:
         return None
     odd = not_finite_words(record)
     if odd:
-        return Watch(odd[0], "metrics")
+        return Attention(odd[0], "metrics")
     if worse := _worse(record):
-        return Watch(worse, "metrics")
+        return Attention(worse, "metrics")
     if restart := restarted(record):
-        return Watch(restart, "restarts")
+        return Attention(restart, "restarts")
     return None
 
 
