@@ -449,7 +449,8 @@ def is_known(kind: str) -> bool:
 
 def to_json(event: Event, **more: Any) -> str:
     """Return the event as JSON, with its type and the fields `more`, but without `data`, which is saved separately."""
-    fields = {name: plain(value) for name, value in event._asdict().items() if name != "data"}
+    left_out = {"data"} if getattr(event, "iterations", True) else {"data", "iterations"}  # most reports have none
+    fields = {name: plain(value) for name, value in event._asdict().items() if name not in left_out}
     return json.dumps({"type": type(event).__name__, **fields, **more})
 
 
