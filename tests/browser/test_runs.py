@@ -75,6 +75,7 @@ def test_runs(opened: Opened, lab: Lab, shoot: Callable[..., None]) -> None:
     search.fill("lr < 0.5")
     expect(ids).to_have_text(["aaaaa3", "aaaaa1", "aaaaa4"])
     search.fill("")
+    expect(ids).to_have_text(["aaaaa2", "aaaaa3", "aaaaa1", "aaaaa4"])
 
     ids.nth(0).click()
     panel = listing.locator(".sr-panel")
