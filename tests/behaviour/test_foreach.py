@@ -24,10 +24,11 @@ from waiting import DEADLINE_S, until
 import sparkring
 from sparkring.engine.foreach import api as foreach_api
 from sparkring.engine.foreach.items import Targets
+from sparkring.engine.foreach.meanwhile import Meanwhile
 from sparkring.engine.foreach.options import ForeachOptions
 from sparkring.engine.foreach.run import ForeachSpec
 from sparkring.engine.run.spec import Cell, seed_of
-from sparkring.errors import ItemsFailed, RunFailed
+from sparkring.errors import ItemsFailed, LaunchError, RunFailed
 from sparkring.gangs.gang import Gang
 from sparkring.history import run_store
 from sparkring.history.record import RunRecord
@@ -347,6 +348,48 @@ def test_an_iterable_that_waits_for_results(pools, tmp_path, long):
 
     pools.notebook.update(folder=folder, items=waiting(), long=long, time=time)
     pools.run("n in items", "if n == long: time.sleep(0.3)\n(folder / str(n)).touch()")
+
+
+def test_an_iterable_that_waits_for_each_result(pools, tmp_path):
+    """Ranks start, output arrives, and items are tried again while the iterable waits."""
+    folder = tmp_path / "done"
+    folder.mkdir()
+
+    def waiting():
+        for number in range(4):
+            if number:
+                until((folder / str(number - 1)).exists, f"item {number - 1} has run")
+            yield number
+
+    pools.notebook.update(folder=folder, items=waiting())
+    result = pools.run(
+        "n in items",
+        """
+        import os
+        if n == 1 and not (folder / "tried").exists():
+            (folder / "tried").touch()
+            os.abort()
+        for line in range(300 if n == 2 else 0):
+            print(line, flush=True)
+        (folder / str(n)).touch()
+        n
+        """,
+    )
+    assert result.values == [0, 1, 2, 3]
+
+
+def test_ranks_that_cannot_start_while_the_iterable_waits():
+    """The error of the other thread ends the block, which is then raised in the pool's own thread."""
+    tried = threading.Event()
+
+    def work():
+        tried.set()
+        raise LaunchError("no ranks")
+
+    meanwhile = Meanwhile(work, 0.01)
+    with pytest.raises(LaunchError, match="no ranks"), meanwhile:
+        assert tried.wait(DEADLINE_S)
+    meanwhile.end()
 
 
 @pytest.mark.standalone("executors run the items")

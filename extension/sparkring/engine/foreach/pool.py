@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 import types
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkring.engine.foreach.item_execution import Ended
 from sparkring.engine.foreach.items import ItemProblem, Items
+from sparkring.engine.foreach.meanwhile import Meanwhile
 from sparkring.engine.foreach.schedule import Item, ItemAttempt, Schedule
 from sparkring.engine.foreach.slot import Slot, SlotSettings
 from sparkring.engine.foreach.slots import LOOK_EVERY_S, ItemSlots
@@ -76,6 +78,9 @@ class Pool:
         self._unkept: dict[int, tuple[Item, Ended]] = {}  # items whose results will be kept once they are recorded
         self._noticed: set[str] = set()  # what has been noted about the items' values
         self._begun_until = 0  # the highest number of an item that has begun, plus 1
+        # The user's iterable may wait, even for the results of items. Those of lists and of searches do not.
+        waits = not items.at_hand and self._steering is None
+        self._meanwhile = Meanwhile(self._go_on, LOOK_EVERY_S) if waits else None
 
     def run(self) -> None:
         """Run all items.
@@ -93,18 +98,15 @@ class Pool:
                 opens = self._begun and self._slots.to_open(self._wanted)
                 self._listen(wait=not (opens or self._takes(self._slots.places)))
         finally:
+            if self._meanwhile is not None:
+                self._meanwhile.end()
             self._end()
 
     # ── Beginning attempts ────────────────────────────────────────────────────
 
     def _takes(self, places: list[int]) -> bool:
-        """Whether to take an item from the iterable now.
-
-        While a slot takes items back, the iterable is not asked for more items. It may be waiting for the results of
-        these items, so they must be given to a slot first.
-        """
-        waits = self._slots.paused or (self._slots.taking_back and not self._items.at_hand)
-        return not waits and self._schedule.wants_item(places or self._slots.first)
+        """Whether to take an item from the iterable now."""
+        return not self._slots.paused and self._schedule.wants_item(places or self._slots.first)
 
     @property
     def _begun(self) -> bool:
@@ -126,12 +128,21 @@ class Pool:
             if not self._items.at_hand:
                 self._send()
             self._take()
+            places = places if self._meanwhile is None else self._slots.places
             self._assign(places)
             if time.monotonic() > until or self._interrupts.seen:
                 break
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
         self._slots.have(self._wanted, self._schedule.limit, waits=self._begun)
         self._assign(self._slots.places)
         self._send()
+
+    def _go_on(self) -> None:
+        """Record events and begin waiting attempts while the iterable computes an item."""
+        self._listen(wait=False)
+        self._begin_waiting()
 
     def _send(self) -> None:
         """Send the attempts that slots were given in advance."""
@@ -139,25 +150,29 @@ class Pool:
             slot.send()
 
     def _take(self) -> None:
-        """Take the next item from the user's iterable, which may take a long time or raise an error."""
+        """Take the next item from the user's iterable. Unless it runs, record how it has ended."""
+        with self._meanwhile or contextlib.nullcontext():
+            item = self._next()
+        if isinstance(item, ItemProblem):
+            self._schedule.has_failed = True
+            begun = events.ItemStarted(time.time(), item.number, item.name, -1)
+            self._tell([begun, self._over(item.number, Ended(failure=item.failure), "failed")])
+        elif item is not None and not self._was_kept(item):
+            self._schedule.add(item)
+
+    def _next(self) -> Item | ItemProblem | None:
+        """Return the next item; None if there is none. The user's code may take a long time or raise an error."""
         try:
             with self._interrupts.let_through():
                 item = self._items.take()
         except KeyboardInterrupt:
             self._interrupts.request()
-            return
+            return None
         except Exception as error:  # of any type: the iterable is the user's code
             self.error = error.with_traceback(_without_ours(error.__traceback__))
-            self._schedule.exhausted = True
-            return
-        if item is None:
-            self._schedule.exhausted = True
-        elif isinstance(item, ItemProblem):
-            self._schedule.has_failed = True
-            begun = events.ItemStarted(time.time(), item.number, item.name, -1)
-            self._tell([begun, self._over(item.number, Ended(failure=item.failure), "failed")])
-        elif not self._was_kept(item):
-            self._schedule.add(item)
+            item = None
+        self._schedule.exhausted = item is None
+        return item
 
     def _was_kept(self, item: Item) -> bool:
         """If an earlier run kept the item's result, record it and return True: the item need not run."""

@@ -16,8 +16,7 @@ An item becomes `sent` or `running` when start() is called, and `running` when t
 Only items that are `sent` go back to `waiting` without counting as an attempt: if the member gives them back
 (GivenBack), if the gang dies, or if it is replaced. A member gives them back before it reports a failure, when it
 passes on an interrupt, and when the slot asks for them because an item takes a long time. It has then dropped them, so
-they can no longer begin there. The member must not decide by itself that an item takes a long time: while the driver
-waits for the user's iterable, and the iterable waits for these items, no other slot would run them.
+they can no longer begin there.
 """
 
 from __future__ import annotations
@@ -190,11 +189,6 @@ class Slot:
         if self._current is None:
             return int(self.free)
         return 0 if self._gang is None or self._gang.gang.deaths else max(0, self._gang.depth - self.load)
-
-    @property
-    def taking_back(self) -> bool:
-        """Whether the slot has asked its member for items, and the member has not answered yet."""
-        return self._gang is not None and self._gang.gang.taking_back
 
     def waits_for(self) -> str:
         """Return why the ranks may still be waiting to start; '' if that is not known."""

@@ -61,11 +61,6 @@ class ItemSlots:
         return time.monotonic() < self._start_at
 
     @property
-    def taking_back(self) -> bool:
-        """Whether a slot is taking back items that were given in advance."""
-        return any(slot.taking_back for slot in self._slots)
-
-    @property
     def places(self) -> list[int]:
         """The numbers of the slots that can currently be given attempts. Slots with the fewest attempts are first.
 
