@@ -229,7 +229,8 @@ def check_usage(found):
         assert 200e6 < memory_bytes < min(400e6, total_bytes)
         assert 0 < percent < 100 * cores + 50
     assert [sample[0] for sample in found["samples"]] == [usage[1] for usage in found["usage"]]
-    assert "MB of " in found["panel"]
+    assert all(name in found["panel"] for rank in found["used"] for _, name, *_ in rank)
+    assert "MB of " not in found["panel"], "ranks that have ended use no memory"
 
 
 def sees(predicted):

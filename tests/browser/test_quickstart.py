@@ -182,7 +182,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(executed: Executed) -> None:
 def test_nothing_but_the_notebook_speaks(executed: Executed) -> None:
     """On stderr, sparkring says that it makes a SparkSession. PyTorch, Spark and the JVM print no warnings."""
     texts = [(cell, output.text) for cell, output in executed.every_output() if output.get("name") == "stderr"]
-    assert {cell for cell, _ in texts} == {"clock-spark"}
+    assert {cell for cell, _ in texts} == {"clock-spark"}, texts
     assert all(line.startswith("sparkring: ") for _, text in texts for line in text.splitlines())
 
 

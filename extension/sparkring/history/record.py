@@ -739,7 +739,7 @@ def _all_ended(record: RunRecord) -> RunRecord:
     """Mark each rank that is still starting or running as stopped. A rank that had to be killed sends no event."""
     for rank in record.ranks:
         ended = rank._replace(state="stopped") if rank.state in ("starting", "running") else rank
-        record = _with_last_lines(record, ended)
+        record = _with_last_lines(record, ended._replace(at=None))
     return record
 
 
