@@ -26,6 +26,7 @@ from waiting import PACE
 from sparkring.engine.predictions import queries
 from sparkring.engine.run import background
 from sparkring.history import compression
+from sparkring.launchers import tunnel
 
 MARK = "SPARKRING_TEST"  # in the environment of every process that a test starts, and so in /proc
 # What libraries leave open: matplotlib, the fonts that it has drawn with; TensorFlow, /proc/PID/cmdline, and the device
@@ -251,7 +252,8 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     background.stop_all()
     queries.close()
     for thread in threading.enumerate():
-        if thread.name == compression.THREAD:  # it ends by itself, when it has compressed the logs of a large run
+        # These end by themselves: when the logs of a large run are compressed, and when the relay has heard of the end.
+        if thread.name in (compression.THREAD, tunnel.END_THREAD):
             thread.join(60 * PACE)
     complaints = found.complaints(SETTLE_S)
     for pid in marked(found.mark) if "processes" in complaints else ():

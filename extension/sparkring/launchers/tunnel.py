@@ -39,6 +39,7 @@ WAIT_S = 2.0  # a job waits so long for what members send, as long as a member i
 CRAMPED_WAIT_S = 0.25
 _ATTEMPTS, _AGAIN_S = 3, 1.0
 _GOODBYE_S = 5.0
+END_THREAD = "sparkring-tunnel-end"
 _CONNECT_S = 10.0
 _TITLE = "tunnel for messages"
 
@@ -201,7 +202,7 @@ class _Tunnel:
                 del _tunnels[self._cluster]
             # Unlike the tunnel's own threads, this one keeps the interpreter from exiting before the relay has heard.
             with contextlib.suppress(RuntimeError):  # the interpreter is exiting
-                threading.Thread(target=self._join, name="sparkring-tunnel-end").start()
+                threading.Thread(target=self._join, name=END_THREAD).start()
 
     def ask(self, request: dict[str, Any]) -> int:
         """Have the relay do something, and return its port. Raise LaunchError if it cannot."""
