@@ -13,6 +13,8 @@ import psutil
 import pytest
 from waiting import until
 
+from sparkring.cluster.formation import COPY_SETTING
+
 SETTINGS = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -110,7 +112,11 @@ def a_ring_that_cannot_reach_us():
     from sparkring.cluster.classic import Classic
     address, Classic.address = Classic.address, lambda self: Address("127.0.0.2", "127.0.0.1", 0)
     try:
-        return ring("rank, context.allGather(str(rank))", 2, "barrier")
+        values = ring("rank, context.allGather(str(rank))", 1, "barrier")
+        try:
+            ring("rank", 2, "barrier")
+        except SparkringError as error:
+            return values, str(error)
     finally:
         Classic.address = address
 
@@ -173,7 +179,9 @@ def test_rings_under_dynamic_allocation(driver, lonely_master):
     assert "cell line 4" in found["an_error"]
     assert found["a_stop"].startswith("KeyboardInterrupt")
     assert "spark.dynamicAllocation.maxExecutors=2" in found["too_many_ranks"]
-    assert found["a_ring_that_cannot_reach_us"] == [[0, ["0", "1"]], [1, ["0", "1"]]]
+    values, without_room = found["a_ring_that_cannot_reach_us"]
+    assert values == [[0, ["0"]]]
+    assert all(text in without_room for text in ("maxExecutors=2", COPY_SETTING, "Use -n 1")), without_room
     assert found["a_warm_gang"] == [[7, ["x"]]]
 
 

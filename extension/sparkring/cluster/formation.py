@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sparkring.cluster.base import Cluster
 
 IDLE_S = 60.0  # after this time without tasks, dynamic allocation ends an executor, unless a setting says otherwise
+COPY_SETTING = "spark.speculation.task.duration.threshold"
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Spark's reasons not to run a barrier stage: dynamic allocation, and a DataFrame after a union or a coalesce.
 _NO_BARRIER = re.compile(r"SPARK-24942|SPARK-24820|[Bb]arrier (execution )?mode (is not supported|does not support)")
@@ -46,6 +47,11 @@ def refuses_barrier(error: str) -> bool:
 def dynamic_allocation(cluster: Cluster) -> bool:
     """Return whether Spark's dynamic allocation is on. In local mode, Spark ignores the setting."""
     return cluster.setting("spark.dynamicAllocation.enabled").lower() == "true" and not cluster.is_driver_alone
+
+
+def copies_tasks(cluster: Cluster) -> bool:
+    """Return whether Spark runs copies of tasks that take long, even if no other task of their stage has ended."""
+    return cluster.setting("spark.speculation").lower() == "true" and bool(cluster.setting(COPY_SETTING))
 
 
 def idle_s(cluster: Cluster) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import secrets
 import socket
 import threading
@@ -19,7 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sparkring.cluster.base import UNKNOWN_SLOTS
-from sparkring.cluster.formation import dynamic_allocation
+from sparkring.cluster.formation import COPY_SETTING, copies_tasks, dynamic_allocation, most_slots
 from sparkring.cluster.java_errors import root_cause
 from sparkring.cluster.slots import Stage, running
 from sparkring.errors import LaunchError, SlotsError
@@ -132,18 +133,21 @@ class TunnelRoute:
 
     def _spare(self, unreached: str) -> float:
         """Return how many slots the launches leave, or infinity if that is not known."""
-        if dynamic_allocation(self._cluster):
-            return float("inf")  # executors start for tasks that wait
-        total = self._cluster.total_slots()
+        is_dynamic = dynamic_allocation(self._cluster)
+        total, limit = most_slots(self._cluster) if is_dynamic else (self._cluster.total_slots(), "")
         if total >= UNKNOWN_SLOTS:
-            return float("inf")
+            return math.inf
         launches = [stage for stage in list(running) if stage.cluster == self._cluster and stage.title != _TITLE]
-        spare = total - sum(stage.size for stage in launches)
+        each = 2 if is_dynamic and copies_tasks(self._cluster) else 1
+        spare = total - each * sum(stage.size for stage in launches)
         if spare < 1:
-            fewer = f"Use -n {total - 1}, or add executors or cores. " if total > 1 else ""
+            copied = f", and Spark may run a copy of each task, too ({COPY_SETTING} is set)" if each > 1 else ""
+            most = (total - 1) // each
+            fewer = f"Use -n {most:.0f}, or add executors or cores. " if most else ""
             raise SlotsError(
                 f"{unreached} Messages can go through Spark jobs instead, which need one task slot beside the ranks', "
-                f"but there are {counted(total, 'task slot')} in all. {fewer}{self._cluster.reachable_by}"
+                f"but there are {counted(int(total), 'task slot')} in all{limit and f' ({limit})'}{copied}. {fewer}"
+                f"{self._cluster.reachable_by}"
             )
         return spare
 
