@@ -362,10 +362,22 @@ def test_tabs_during_the_run(live: Watched, shoot: Callable[..., None]) -> None:
     expect(live.rows().first).to_be_visible()
 
 
+def test_what_ranks_use_beside_the_loss(live: Watched, shoot: Callable[..., None]) -> None:
+    """CPU and memory have charts on the axis of the loss, in the tab Metrics only."""
+    live.tab("Metrics").click()
+    for name in ("CPU (%)", "memory (GB)"):
+        chart = live.panel.get_by_role("figure", name=f"{name} by step")
+        expect(chart.locator("canvas")).to_be_visible()
+        chart.press("End")
+        expect(chart.locator(".sr-reading")).to_have_text(re.compile(r"^step [\d.,]+" + re.escape(name)))
+    shoot(live.notebook, "used", live.panel)
+    expect(live.panel.locator(".sr-overview .sr-used")).to_have_count(0)
+
+
 def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     live.tab("Metrics").click()
     live.hold(True)
-    charts = live.panel.locator(".sr-tab-metrics .sr-charts figure")
+    charts = live.panel.locator(".sr-tab-metrics .sr-charts figure:not(.sr-used)")
     expect(charts).to_have_count(2)
     loss, reset = charts.first, live.button("reset zoom")
     expect(loss).to_have_attribute("aria-label", re.compile("^loss by step: from "))

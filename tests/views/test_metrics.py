@@ -4,7 +4,15 @@ import math
 import pytest
 
 from sparkring.history import describe, metrics, progress
-from sparkring.history.curves import CURVE_POINTS, MARKED_PLACES, curve_axis, curves_of, marks_of, other_axes
+from sparkring.history.curves import (
+    CURVE_POINTS,
+    MARKED_PLACES,
+    curve_axis,
+    curves_of,
+    marks_of,
+    other_axes,
+    used_curves,
+)
 from sparkring.history.events import (
     AttemptEnded,
     AttemptStarted,
@@ -12,6 +20,7 @@ from sparkring.history.events import (
     Metrics,
     RankFinished,
     RankStarted,
+    RankUsed,
     RunFinished,
 )
 from sparkring.history.record import replay
@@ -855,3 +864,23 @@ def test_what_needs_attention_most(replayed):
     ]
     assert watched(attempts=restart) == ("restarts", "attempt 1 ended: rank 1 failed; continues from step 30")
     assert watched(*losses(1, 2, math.nan), attempts=restart)[0] == "metrics"
+
+
+def test_what_ranks_use_has_the_axis_of_the_metrics(replayed):
+    """Samples of one moment are one point, at the step that the run had reached. What is unknown has no chart."""
+    told = [
+        Metrics({"loss": 1 / step}, step=step, time=2.0 * step, rank=rank) for step in range(1, 16) for rank in (0, 1)
+    ]
+    told += [RankUsed(50 + rank, 10**9, 4, 10**10, at + rank / 10, rank) for at in range(3, 40, 5) for rank in (0, 1)]
+    record = replayed(*told)
+    [cpu], [memory] = used_curves(record, metrics.table(record))
+    assert (cpu.name, memory.name) == ("CPU (%)", "memory (GB)")
+    assert [point.time for point in cpu.points] == [4.5, 9.5, 14.5, 19.5, 24.5, 29.5]
+    assert [point.x for point in cpu.points] == [time / 2 for time in (4.5, 9.5, 14.5, 19.5, 24.5, 29.5)]
+    assert {rank: {value for _, value in line} for rank, line in cpu.ranks.items()} == {0: {50}, 1: {51}}
+    assert {point.value.mean for point in memory.points} == {1.0}
+    assert memory.ranks == {}, "the ranks' values are the same"
+    assert [chart.get("used") for chart in charts(record)["charts"]] == [None, True, True]
+    assert "CPU (%)" in panel(record, now=40.0, final=True)
+    few = replayed(*told[:20])
+    assert used_curves(few, metrics.table(few)) == []

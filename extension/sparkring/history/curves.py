@@ -6,17 +6,26 @@ import bisect
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.history.events import Metrics
 from sparkring.history.metrics import Spread, Table, between, differ, mean, noun, shared, spread
-from sparkring.history.record import RunRecord
+from sparkring.history.record import RunRecord, Sample
 
 CURVE_POINTS = 400  # a chart in the page is about 600 pixels wide
 RANK_LINES = 8  # up to this many ranks have a line each; for more ranks, a band is drawn
 # If a rank's last report is beyond this fraction of a curve, the rank's last value is repeated until the curve's end.
 STILL_THERE = 0.9
+# What ranks use of their machines: the names of the curves, and the values of a Sample.
+_USED: tuple[tuple[str, Callable[[Sample], float | None]], ...] = (
+    ("CPU (%)", lambda sample: sample.cpu_percent),
+    ("memory (GB)", lambda sample: sample.memory_bytes / 1e9),
+    ("GPU (%)", lambda sample: sample.gpu_percent),
+    ("GPU memory (GB)", lambda sample: None if sample.gpu_bytes is None else sample.gpu_bytes / 1e9),
+)
+# Samples of the same time are drawn as one point. Each rank reports one every 5 s, and a record keeps 60 for each rank.
+USED_POINTS, USED_EVERY_S = 60, 5.0
 MARKED_PLACES = 100  # the axis is divided into this many parts; marks of one kind in the same part are drawn once
 # The last word of a metric's name, if it says for certain which values are better.
 _LOW_IS_BETTER = {"loss", "error", "err", "mae", "mse", "rmse", "mape", "perplexity"}
@@ -338,6 +347,34 @@ def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ())
         for rank, number in means.items():
             by_rank.setdefault(rank, []).append((x, number))
     return tuple(points), by_rank
+
+
+def used_curves(record: RunRecord, table: Table) -> list[list[Curve]]:
+    """Return curves of what ranks use of their machines, each in a chart of its own, on the axis of the other curves.
+
+    They cover the time from the first to the last report of a metric.
+    """
+    by_time = _by_time(record, table)
+    if not by_time:
+        return []
+    began, ended = by_time[0][0], by_time[-1][0]
+    part_s = max(USED_EVERY_S, (ended - began) / USED_POINTS)
+    charts = []
+    for name, value_of in _USED:
+        parts: dict[int, dict[int, float]] = {}  # by the number of the part, the last value of each rank
+        for rank in record.ranks:
+            for sample in rank.samples:
+                if began <= sample.time <= ended and (value := value_of(sample)) is not None:
+                    parts.setdefault(int((sample.time - began) / part_s), {})[rank.rank] = value
+        measured = dict[float, _Measured]()
+        for part in sorted(parts):
+            time = min(began + part_s * (part + 0.5), ended)
+            x = _x_at(by_time, time)
+            measured[x] = _Measured(x, parts[part], time)
+        if len(measured) > 2:
+            points, by_rank = _thinned([measured[x] for x in sorted(measured)], 1)
+            charts.append([Curve(name, points, points[-1].value.mean, _rank_lines(by_rank))])
+    return charts
 
 
 def marks_of(record: RunRecord, table: Table) -> list[Mark]:

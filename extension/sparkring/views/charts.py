@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparkring.history import metrics
-from sparkring.history.curves import Curve, Mark, Point, curve_axis, curves_of, marks_of, other_axes
+from sparkring.history.curves import Curve, Mark, Point, curve_axis, curves_of, marks_of, other_axes, used_curves
 from sparkring.history.describe import change, dotted, number
 from sparkring.history.last_run import with_last_run
 from sparkring.history.lines import plain
@@ -35,20 +35,21 @@ def charts(record: RunRecord) -> dict[str, Any]:
     seconds since the run began. The columns of a curve have an entry for each position: the value of the curve, or
     None, or text if the value is not finite. `odd` lists the spans of positions with such values of any rank. If a
     curve has `until`, only the faster ranks have reached the positions after `until`. Steps that a restart has undone
-    have their own `x` and `time`.
+    have their own `x` and `time`. Charts of what ranks use of their machines are `used`.
     """
     table = metrics.table(record)
     drawn = with_last_run(record, curves_of(record, table)[:MOST]) if table.rows else []
     if not drawn:
         return {}
-    axis, marks = curve_axis(record, table), marks_of(record, table)
+    axis, marks, used = curve_axis(record, table), marks_of(record, table), used_curves(record, table)
     return {
         "axis": axis,
         "axes": other_axes(record, table),
-        "legend": legend(drawn, marks),
+        "legend": legend([*drawn, *used], marks),
         "restarts": [mark.x for mark in marks if mark.kind == "restart"],
         "checkpoints": [mark.x for mark in marks if mark.kind == "checkpoint"],
-        "charts": [chart(curves, axis, record.started) for curves in drawn],
+        "charts": [chart(curves, axis, record.started) for curves in drawn]
+        + [chart(curves, axis, record.started) | {"used": True} for curves in used],
     }
 
 

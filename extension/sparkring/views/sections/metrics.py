@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparkring.history import describe, metrics
-from sparkring.history.curves import curve_axis, curves_of, marks_of
+from sparkring.history.curves import curve_axis, curves_of, marks_of, used_curves
 from sparkring.history.describe import counted
 from sparkring.history.last_run import with_last_run
 from sparkring.history.metrics import Spread, Table
@@ -79,7 +79,9 @@ def _pictures(record: RunRecord, table: Table) -> str:
         return ""
     axis, marks = curve_axis(record, table), marks_of(record, table)
     legend = charts.legend(drawn, marks)
-    return f'<div class="sr-charts">{figures(drawn, axis, marks)}{paragraph(legend)}</div>'
+    used = figures(used_curves(record, table), axis, marks)
+    more = details("CPU, memory and GPUs", f'<div class="sr-charts">{used}</div>') if used else ""
+    return f'<div class="sr-charts">{figures(drawn, axis, marks)}{paragraph(legend)}</div>{more}'
 
 
 def by_rank_html(record: RunRecord) -> str:

@@ -128,6 +128,7 @@ class Chart extends Plot {
     this.chart = chart;
     this.told = told;
     this.laid = laid(chart, told, axis);
+    this.element.classList.toggle("sr-used", Boolean(chart.used));
     this.caption.replaceChildren(...this.laid.curves.map(({ name, last, best, colour }) => make("span", {},
       make("b", { style: `--sr-c: ${colour}` }, name), ` ${last}`, best ? ` · best ${number(best.value)} at ${placed(axis, best.x)}` : "")));
     for (const [element, name, words] of [[this.element, "aria-label", chart.words],

@@ -27,7 +27,7 @@ export class Overview {
 
   // Draw what has changed. Return false if draw() must be called again soon.
   draw() {
-    const { curves, lines, state } = this.panel.run;
+    const { metrics: curves, lines, state } = this.panel.run;
     const [watched, tab] = state?.watch ?? [];
     this.tab = tab;
     this.watch.hidden = !watched;

@@ -37,6 +37,7 @@ class Run {
     this.html = {};
     this.search = null; // the last message of kind "search"
     this.curves = null; // the last message of kind "charts", with all points
+    this.metrics = null; // the same without what ranks use of their machines
     this.displays = null; // the displays in the last message of kind "displays", with their HTML
     this.offset = 0; // this machine's clock minus the kernel's, in seconds
     this.heard = this.stops = this.answers = this.interrupts = false;
@@ -64,8 +65,10 @@ class Run {
     else if (["table", "compared"].includes(message.kind)) this.listing = { ...this.listing, [message.kind]: message };
     else if (message.kind === "search") this.search = message;
     else if (message.kind === "sections") Object.assign(this.html, message.html);
-    else if (message.kind === "charts") this.curves = joined(this.curves, message);
-    else if (message.kind === "displays") this.displays = known(this.displays, message);
+    else if (message.kind === "charts") {
+      this.curves = joined(this.curves, message);
+      this.metrics = this.curves && { ...this.curves, charts: this.curves.charts.filter(({ used }) => !used) };
+    } else if (message.kind === "displays") this.displays = known(this.displays, message);
     else if (message.kind === "foreground") this.interrupts = Boolean(this.kernel?.interrupt);
     else if (message.kind === "heard") Object.assign(this, { heard: true, stops: message.stops, answers: message.answers });
     for (const panel of this.panels.values()) {
