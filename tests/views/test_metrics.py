@@ -1,3 +1,4 @@
+import io
 import json
 import math
 
@@ -23,12 +24,13 @@ from sparkring.history.events import (
     RankUsed,
     RunFinished,
 )
-from sparkring.history.record import replay
+from sparkring.history.record import apply, replay
 from sparkring.views.charts import best_words, charts, since
 from sparkring.views.figure import figures
 from sparkring.views.html import panel
 from sparkring.views.live import state_message
 from sparkring.views.markup import RANK_COLOURS
+from sparkring.views.terminal import TerminalView
 from sparkring.views.watching import watching
 
 
@@ -840,6 +842,9 @@ def test_what_needs_attention_most(replayed):
         text = watch.text if (watch := watching(record)) else ""
         assert state_message(record, 60.0)["watch"] == watch
         assert text in panel(record, now=60.0, final=True)
+        TerminalView(printed := io.StringIO()).close(apply(record, RunFinished(60.0, "finished")))
+        if watch is None or watch.tab == "metrics":  # a terminal has told a restart when it happened
+            assert text in printed.getvalue()
         return watch and (watch.tab, text)
 
     def losses(*values, name="val_loss"):

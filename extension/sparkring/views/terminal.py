@@ -13,7 +13,7 @@ from sparkring.history.events import Notice
 from sparkring.history.lines import Blocks, Shared, coloured, folded_blocks, is_noise, plain, visible
 from sparkring.history.record import Attempt, Checkpoint, RunRecord
 from sparkring.runtime.kernel import write
-from sparkring.views import attempts, checkpoints, displays, timelines
+from sparkring.views import attempts, checkpoints, displays, timelines, watching
 from sparkring.views.tables import width_of
 
 PROGRESS_EVERY_S = 0.2
@@ -58,7 +58,8 @@ class TerminalView:
             hidden = f"{describe.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
             lines.append(f"sparkring: {hidden}{_see(describe.log_path(record))}")
         closing = [*reading.closing_words(record, record.ended), *timelines.closing_words(record)]
-        closing += [*displays.closing_words(record), *describe.not_finite_words(record), describe.importance(record)]
+        closing += [*displays.closing_words(record), *describe.not_finite_words(record), watching.getting_worse(record)]
+        closing.append(describe.importance(record))
         if not describe.quick(record):
             log = f"log: {describe.log_path(record)}" if record.outcome == "finished" and record.log_folder else ""
             closing.append(describe.dotted(describe.closing(record, record.ended), log))

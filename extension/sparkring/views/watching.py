@@ -36,14 +36,14 @@ def watching(record: RunRecord) -> Attention | None:
     odd = not_finite_words(record)
     if odd:
         return Attention(odd[0], "metrics")
-    if worse := _worse(record):
+    if worse := getting_worse(record):
         return Attention(worse, "metrics")
     if restart := restarted(record):
         return Attention(restart, "restarts")
     return None
 
 
-def _worse(record: RunRecord) -> str:
+def getting_worse(record: RunRecord) -> str:
     """Say which validation metric has got worse in each of its last rows: `val_loss has risen for 5 epochs`."""
     table = metrics.table(record)
     names = [name for name in table.names if name.startswith("val_")]
