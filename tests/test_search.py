@@ -78,9 +78,7 @@ def test_a_pruned_trial_ends_at_its_next_report(runs):
     assert (found.finished, found.pruned, found.done) == (2, 2, 4)
     assert found.search.best == (0, 1.25)
     assert found.known[1].curves["loss"] == ((1.0, 3.0), (2.0, 2.5), (3.0, 2 + 1 / 3), (4.0, 2.25))
-    assert mentions(
-        describe.outcome(result.record), "2 of 4 trials finished", "2 pruned", "best loss 1.25", "trial", "0"
-    )
+    assert mentions(describe.outcome(result.record), "4 trials: 2 finished", "2 pruned", "best loss 1.25", "trial", "0")
     assert run_store.load(run_store.find_saved(result.record.run_id)).items == found
     journal = optuna.storages.journal.JournalFileBackend(f"{result.record.log_folder}/study.journal")
     (summary,) = optuna.get_all_study_summaries(optuna.storages.JournalStorage(journal))

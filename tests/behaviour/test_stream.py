@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import sparkring
 from sparkring.engine.run import warm_gang
 from sparkring.engine.run.background import BackgroundRun
 from sparkring.engine.run.spec import Cell
+from sparkring.engine.stream import ring
 from sparkring.engine.stream.options import StreamOptions
 from sparkring.engine.stream.run import StreamSpec, start_stream
 from sparkring.errors import CheckpointError, DataError, OptionsError, RunFailed
@@ -180,7 +182,7 @@ def test_a_corrected_cell_begins_with_the_initial_state(two: WarmRing, tmp_path:
 
 
 @pytest.mark.any_launcher
-def test_other_cells_use_the_gang_between_two_batches(two: WarmRing) -> None:
+def test_other_cells_use_the_gang_between_two_batches(two: WarmRing, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell waits for the current batch only. There is one stream at a time. Without checkpoints, it is lost."""
     run = stream(two, batches(10**9))
     seen = [two.values("seen")[0] for _ in range(5)]
@@ -188,8 +190,13 @@ def test_other_cells_use_the_gang_between_two_batches(two: WarmRing) -> None:
     until(lambda: two.values("seen")[0] > seen[-1], "the stream goes on")
     with pytest.raises(OptionsError, match=r"is already training on a stream: stop that stream with `%runs --stop"):
         stream(two, batches(1))
-    two.cell("import time\ntime.sleep(0.5)")
+    monkeypatch.setattr(ring, "HELD_AFTER_S", 0.1)
+    with ThreadPoolExecutor(1) as notebook:
+        other = notebook.submit(two.cell, "import time\ntime.sleep(0.5)")
+        until(lambda: any("another cell" in notice.text for notice in run.record.notices), "what the stream waits for")
+        other.result()
     until(lambda: run.record.stream.others_s > 0.4, "the time of the other cell")
+    until(lambda: not any("another cell" in notice.text for notice in run.record.notices), "the stream goes on")
     two.cell("w = w * 0")
     run.stop()
     assert run.result().record.outcome == "finished"

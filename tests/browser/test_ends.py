@@ -505,7 +505,7 @@ def test_a_search(notebook: Notebook, wait_until: Callable[..., Any], shoot: Cal
         (notebook.lab.folder / "ended").touch()
     expect(state(panel)).to_have_text("finished")
     expect(panel.locator(".sr-shares")).to_be_hidden()  # 16 trials say too little about it
-    expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"\d+ of 16 trials finished · \d pruned · best"))
+    expect(panel.locator("div.sr-words")).to_contain_text(re.compile(r"16 trials: \d+ finished · \d pruned · best"))
     wait_until(lambda: colours(history) == {BLUE, AMBER}, "no trial runs")
     shoot(notebook, "trials", panel, lambda: accessible(notebook, AT_SEARCH))
     # With keys, a user can move from trial to trial, and open the trial's item.

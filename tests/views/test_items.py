@@ -158,6 +158,10 @@ def test_items_that_score_rows():
     record = replay([events.RunStarted(100.0, "run", "t", "c", 2, "spark", "plain", "all"), loading])
     assert describe.items_progress(record, 106.0) == "the model is being loaded on 1 machine"
     assert "rank" not in html.panel(record, now=106.0, final=False)
+    of_files = [events.ItemsPlanned(106.0, 1, noun="part", total=1), events.ItemStarted(106.0, 0, "part-0.parquet", 0)]
+    assert describe.items_progress(replay(of_files, record), 107.0).startswith("the model is being loaded")
+    of_files.append(events.Metrics({"rows": 0}, time=107.0))
+    assert describe.items_progress(replay(of_files, record), 108.0).startswith("the model is computing its first batch")
     found = [events.ItemsPlanned(106.0, 2, total=8)]
     for number in range(4):
         found += [events.ItemStarted(106.0, number, f"partition {number}", number % 2)]
@@ -342,12 +346,12 @@ def test_the_best_trial_is_said_everywhere():
         "3 of 4 trials · 1 pruned · best val_loss 0.03125 (trial 1) · ■ 1 at once"
     )
     record = searched(over=True)
-    assert describe.outcome(record) == "3 of 4 trials finished · 1 pruned · best val_loss 0.03125 (trial 1)"
+    assert describe.outcome(record) == "4 trials: 3 finished · 1 pruned · best val_loss 0.03125 (trial 1)"
     stream = io.StringIO()
     TerminalView(stream).close(record)
     assert stream.getvalue().splitlines()[-2:] == [
         "sparkring: importance: lr 75 %, act 25 % (from 34 finished trials)",
-        "sparkring: 3 of 4 trials finished · 1 pruned · best val_loss 0.03125 (trial 1) in 3.0 s · 1.3 trials/s",
+        "sparkring: 4 trials: 3 finished · 1 pruned · best val_loss 0.03125 (trial 1) in 3.0 s · 1.3 trials/s",
     ]
     (state,) = (each for each in live.whole(record, 103.0) if each["kind"] == "state")
     assert state["progress"] == describe.items(record), "the panel says so also after the run"
@@ -359,7 +363,7 @@ def test_a_search_as_pictures():
     shown = html.panel(searched(over=True), now=103.0, final=True)
     assert shown.count('src="data:image/png;base64,') == 6
     assert 'alt="lr, act, width and val_loss of all trials"' in shown
-    assert "3 of 4 trials finished · 1 pruned · best val_loss 0.03125 (trial 1)" in shown
+    assert "4 trials: 3 finished · 1 pruned · best val_loss 0.03125 (trial 1)" in shown
     assert "grey: pruned · blue: finished · orange: best" in shown
     first = re.search(r"best val_loss</small></caption>.*?<td[^>]*>(\d+)</td>", shown)
     assert first is not None

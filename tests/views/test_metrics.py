@@ -603,7 +603,7 @@ def test_what_faster_ranks_have_reported_is_shown_beyond_the_mean(replayed, size
     [chart] = told["charts"]
     [drawn] = chart["curves"]
     assert (chart["x"], drawn["until"]) == ([*range(1, 31)], 10)
-    assert "faint: steps that some ranks have not reported yet" in told["legend"]
+    assert "faint: steps that only some ranks have reported" in told["legend"]
     assert (drawn["mean"][9] is None, drawn["mean"][10] is None) == (False, not same)
     if same:
         assert drawn["ranks"] == {}
@@ -736,7 +736,7 @@ def test_long_curves_are_thinned_but_keep_their_extremes_and_their_end(replayed)
 
 
 def test_ranks_that_have_fallen_behind(replayed):
-    """A rank is behind if the median rank is clearly ahead of it. Epochs count, and ranks that have ended do not."""
+    """A rank is behind if the median rank is clearly ahead of it. Epochs count."""
     fast = [each for rank in (0, 1) for each in steps(1, 60, rank)]
     assert progress.lags(replayed(*fast, *steps(1, 58, 2), size=3)) == [], "some ranks are always a step ahead"
     slow = [Metrics({"loss": 1.0}, step=step, time=3.0 * step, rank=2) for step in range(1, 21)]
@@ -754,6 +754,8 @@ def test_ranks_that_have_fallen_behind(replayed):
     assert ">2 ▶ (20)<" in page, "the saved view says where each rank is"
     assert describe.lag_words([lag, lag._replace(rank=0, steps=1)]) == "ranks 0, 2 are 1 to 40 steps behind"
     assert progress.lags(replayed(*fast, *slow, RankFinished(70.0, 2, ""), size=3)) == []
+    over = [RankFinished(60.0, rank, "") for rank in (0, 1)]
+    assert progress.lags(replayed(*fast, *slow, *over, size=3)) == [lag], "ranks that have finished count"
     epochs_apart = [each for rank, count in ((0, 3), (1, 3), (2, 1)) for each in epochs(rank, count)]
     assert [lag[:2] for lag in progress.lags(replayed(*epochs_apart, size=3))] == [(2, 80)]
 
@@ -845,6 +847,10 @@ def test_what_needs_attention_most(replayed):
         TerminalView(printed := io.StringIO()).close(apply(record, RunFinished(60.0, "finished")))
         if watch is None or watch.tab == "metrics":  # a terminal has told a restart when it happened
             assert text in printed.getvalue()
+        finished = apply(record, RunFinished(60.0, "finished"))
+        look = "cut" if describe.not_finite_words(record) else "finished"
+        assert state_message(finished, 60.0)["look"] == look
+        assert f"sr-state sr-{look}" in panel(finished, now=60.0, final=True)
         return watch and (watch.tab, text)
 
     def losses(*values, name="val_loss"):

@@ -261,10 +261,11 @@ def paces(record: RunRecord) -> dict[int, Pace]:
 def lags(record: RunRecord) -> list[Lag]:
     """Return the running ranks that are clearly behind the others. The rank that is furthest behind comes first.
 
-    Each rank is compared with the median of the running ranks. Small differences do not count, because some ranks are
-    always a step ahead.
+    Each rank is compared with the median of the ranks that are running or have finished. Small differences do not
+    count, because some ranks are always a step ahead.
     """
-    by_rank = {rank: pace for rank, pace in paces(record).items() if record.ranks[rank].state == "running"}
+    states = {rank.rank: rank.state for rank in record.ranks}
+    by_rank = {rank: pace for rank, pace in paces(record).items() if states[rank] in ("running", "finished")}
     laps = sorted(pace.lap for pace in by_rank.values())
     # The number of steps in earlier laps is not known, so only ranks in the same lap are compared.
     by_rank = {rank: pace for rank, pace in by_rank.items() if pace.lap == laps[len(laps) // 2]}
@@ -276,7 +277,9 @@ def lags(record: RunRecord) -> list[Lag]:
     of_epochs = {rank: steps / (by_rank[rank].steps_each or 1) for rank, steps in known.items()}
     middle_epochs = sorted(of_epochs.values())[len(known) // 2]
     newest = max(pace.ended for pace in by_rank.values())
-    rates = {rank: pace.rate_until(newest) for rank, pace in by_rank.items()}
+    rates = {
+        rank: pace.rate_until(newest if states[rank] == "running" else pace.ended) for rank, pace in by_rank.items()
+    }
     typical = statistics.median([rate for rate in rates.values() if rate is not None] or [0.0])
     # The other ranks may be ahead by only one report, which this rank is about to make.
     between = statistics.median_high(by_rank[rank].between for rank in known)
@@ -285,7 +288,7 @@ def lags(record: RunRecord) -> list[Lag]:
         epoch_steps, rate = by_rank[rank].steps_each, rates[rank]
         least = max(FEWEST_BEHIND, SHARE_BEHIND * min(middle, epoch_steps or middle), between, by_rank[rank].between)
         missing = min(middle - steps, round((middle_epochs - of_epochs[rank]) * (epoch_steps or 1)))
-        if missing > least:
+        if missing > least and states[rank] == "running":
             behind.append(Lag(rank, missing, rate / typical if rate is not None and typical else None))
     return sorted(behind, key=lambda lag: -lag.steps)
 

@@ -456,7 +456,8 @@ def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecor
     ranks = zip(before.ranks, after.ranks, strict=False)
     is_over = {
         "up": all(rank.state != "starting" for rank in after.taking_part),
-        "heard": not ends and any(old.last_heard < new.last_heard for old, new in ranks),
+        "heard": isinstance(event, events.BatchEnded)
+        or (not ends and any(old.last_heard < new.last_heard for old, new in ranks)),
         "ended": all(rank.state not in ("starting", "running") for rank in after.taking_part),
         "short": bool(after.outcome) or after.items is None or not after.items.short,
         "over": bool(after.outcome),

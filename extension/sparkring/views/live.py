@@ -46,6 +46,7 @@ from sparkring.views.description import Moment
 from sparkring.views.markup import log_text
 from sparkring.views.sections import Form, checkpoints, code, failure, items, ranks, restarts, shards, stream, timeline
 from sparkring.views.sections import metrics as measured
+from sparkring.views.sections.state import look_of, state_of
 from sparkring.views.watching import watching
 
 Message = dict[str, Any]
@@ -324,7 +325,8 @@ def state_message(record: RunRecord, now: float) -> Message:
         words = describe.dotted(describe.stream(record), describe.gpu_words(record.gpus) if running else "")
     return {
         "kind": "state",
-        "state": record.outcome or ("running" if record.running_since else "starting"),
+        "state": state_of(record),
+        "look": look_of(record),
         "title": describe.first_line(record.title, 120),
         "facts": describe.facts(record),
         "magic": record.code.split(maxsplit=1)[0] if record.code.startswith("%%") else "",

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from sparkring.checkpointing.directory import CheckpointDirectory
 
 
+HELD_AFTER_S = 2.0  # when another cell has held the ranks for this long, the user is told
+
+
 class RingEnded(Exception):
     """The ranks could not train on a micro-batch. The `outcome` says why."""
 
@@ -247,8 +250,17 @@ class Ring:
         live = LiveRun(self._options.of_run, self._recorder, ending.of_batch, RankQuestions(nobody=True))
         live = live._replace(calls_off=ending.look)
         began, is_reserved = time.perf_counter(), self._gang.is_reserved
+        is_noted = False
+
+        def given_up() -> bool:
+            nonlocal is_noted
+            if not is_noted and time.perf_counter() > began + HELD_AFTER_S:
+                is_noted = True
+                self._recorder.notice("another cell uses the ranks: the stream goes on when that cell ends", "heard")
+            return ending.of_batch.seen
+
         try:
-            with self._gang.take(self._recorder, lambda: ending.of_batch.seen) as gang:
+            with self._gang.take(self._recorder, given_up) as gang:
                 self.others_s += time.perf_counter() - began if is_reserved else 0.0
                 outcome = Supervisor(live, gang, gang.submit(request, ranks), warm=True).watch()
         except LaunchError as error:

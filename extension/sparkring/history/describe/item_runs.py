@@ -37,7 +37,10 @@ _FAILURES_NAMED, _ITEMS_NAMED = 8, 10  # how many causes of failure are named, a
 
 
 def items(record: RunRecord, *, over: bool = False) -> str:
-    """Say how many items are done: `137 of 300 items · 2 failed`; after the run: `298 of 300 items finished · …`."""
+    """Say how many items are done: `137 of 300 items · 2 failed`; after the run: `298 of 300 items finished · …`.
+
+    After a search that has pruned trials: `36 trials: 6 finished · 30 pruned · …`.
+    """
     items_record = record.items
     if items_record is None:
         return ""
@@ -52,6 +55,8 @@ def items(record: RunRecord, *, over: bool = False) -> str:
     if over:
         # If an earlier run has finished the items, "0 of 40 items finished" would be wrong.
         words = f"{words} finished" if number or not items_record.kept else counted(whole or items_record.kept, noun)
+        if items_record.pruned:
+            words = f"{counted(whole or 0, noun)}: {number:,} finished"
     return dotted(words, failed, pruned, kept, _scored(items_record), best_trial(record))
 
 
@@ -138,10 +143,12 @@ def items_progress(record: RunRecord, now: float) -> str:
 
 
 def _loading(items_record: ItemsRecord) -> str:
-    """Say that the model is being loaded; '' if all processes have loaded it."""
-    loads = items_record.noun == "part" and items_record.running and not items_record.done
-    if loads and not any(ROWS in item.metrics for item in items_record.running):
-        return "the model is being loaded"
+    """Say that the model is being loaded, or computes its first batch; '' after that."""
+    if items_record.noun == "part" and items_record.running and not items_record.done:
+        if not any(ROWS in item.metrics for item in items_record.running):
+            return "the model is being loaded"
+        if not any(item.metrics.get(ROWS) for item in items_record.running):
+            return "the model is computing its first batch"
     return items_record.waits_for
 
 

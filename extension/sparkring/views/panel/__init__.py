@@ -286,7 +286,14 @@ def _load(path: Path, _: int) -> RunRecord:
 def _unfinished(record: RunRecord) -> Message:
     """Return the state of a saved run without an end: it is in progress elsewhere, or its kernel was killed."""
     last = describe.last_known(record)
-    over = {"state": "unfinished", "ended": last, "took": describe.took(record, last), "left": "", "waiting": ""}
+    over = {
+        "state": "unfinished",
+        "look": "",
+        "ended": last,
+        "took": describe.took(record, last),
+        "left": "",
+        "waiting": "",
+    }
     return {**state_message(record, last), "now": last, **over}
 
 

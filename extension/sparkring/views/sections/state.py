@@ -14,15 +14,27 @@ from sparkring.views.watching import watching
 
 def head_html(record: RunRecord, now: float) -> str:
     """Return the title line, with the run's state, title, ranks, framework, and time so far."""
-    state = record.outcome or ("running" if record.running_since else "starting")
-    look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
+    look = look_of(record)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)) if record.ended else as_of(now)
     facts = [*describe.facts(record), describe.took(record, now), when]
     words = text(" · ".join(facts))
     return (
-        f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
+        f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state_of(record))}</b> '
         f'<span class="sr-title">{text(describe.first_line(record.title, 120))}</span> <small>{words}</small></div>'
     )
+
+
+def state_of(record: RunRecord) -> str:
+    """Return the state of the run in one word."""
+    return record.outcome or ("running" if record.running_since else "starting")
+
+
+def look_of(record: RunRecord) -> str:
+    """Return the last part of the class that gives the run's state its colour: "cut" calls for attention."""
+    state = state_of(record)
+    if state in ("interrupted", "timed out") or (state == "finished" and describe.not_finite_words(record)):
+        return "cut"
+    return "" if state == "starting" else state
 
 
 def as_of(now: float) -> str:

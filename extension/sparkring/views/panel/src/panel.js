@@ -16,7 +16,6 @@ import { StreamView } from "./streamview.js";
 import { percent, ticking } from "./words.js";
 
 export const KERNEL_GONE = "ended with the kernel";
-const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
 const TABS = ["stream", "overview", "search", "items", "logs", "metrics", "shards", "checkpoints", "restarts", "displays", "timeline", "code"];
 // The tooltips of tabs without content.
 const NOTHING = { metrics: "no metrics have been reported", shards: "no data set has been read with a reader that reports it",
@@ -228,7 +227,7 @@ export class Panel {
     this.root.dataset.state = state.state;
     this.root.classList.toggle("sr-over", over); // the boxes are then as high as their content
     put(this.state, state.state);
-    this.state.className = `sr-state ${LOOKS[state.state] ?? `sr-${state.state}`}`;
+    this.state.className = `sr-state sr-${state.state === KERNEL_GONE ? "cut" : state.look}`;
     put(this.title, state.title);
     this.root.setAttribute("aria-label", `Distributed run: ${state.title} (${this.run.id})`); // unique, because screen readers list the regions of a page
     put(this.facts, [...state.facts, over ? state.took : ticking(now - state.started)].join(" · "));

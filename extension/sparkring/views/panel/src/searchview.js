@@ -176,7 +176,8 @@ export class SearchView extends Pointed {
     const plane = chart.plane([0, Math.max(1, last)], [low, high], this.log);
     chart.title(`best ${search.metric}`, "trial");
     chart.dots(trials, ({ item, value }) => plane(item, Math.min(high, Math.max(low, value))));
-    const stairs = steps.flatMap(([item, best], at) => [steps[at - 1]?.[1] ?? best, best].map(({ value }) => plane(item, value)));
+    const stairs = [...steps, [last, steps.at(-1)?.[1]]].flatMap(([item, best], at) => [steps[at - 1]?.[1] ?? best, best].filter(Boolean)
+      .map(({ value }) => plane(item, value)));
     chart.line(stairs, { colour: AMBER, alpha: 1, width: 1.6 });
   }
 
