@@ -205,7 +205,9 @@ def test_a_member_that_is_lost_before_all_are_up_is_replaced(watch, waits):
             launcher.join(0, 1)
             found += events_until(lambda: gang._members._others, gang)
         first.home.close()
-        if not waits:
+        if waits:
+            found += events_until(lambda: not gang._members._others, gang)
+        else:
             found += until_missing(gang, 0, 1)
             launcher.join(0, 1)
         launcher.join(1)

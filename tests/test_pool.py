@@ -8,7 +8,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -366,45 +366,6 @@ def test_the_item_behind_one_that_takes_too_long(waits, cause, watch, monkeypatc
         found.retire(kill=True)
         found.join()
     assert [each.failure and each.failure.cause for each in ended] == [None, cause]
-
-
-def test_while_items_are_taken_back(runs, monkeypatch):
-    """The iterable is not asked for more: it may wait for these items."""
-    begun, asked, answer, given = (threading.Event() for _ in range(4))
-    give_back = FakeRank.give_back
-    taken: list[int] = []
-    monkeypatch.setattr(FakeRank, "seconds", 1e-4)
-
-    def late(rank: FakeRank) -> None:
-        if not begun.is_set():  # on a busy machine, any item may take long
-            give_back(rank)
-            return
-        asked.set()
-        threading.Timer(0.3, answer.set).start()
-        answer.wait(DEADLINE_S)
-        give_back(rank)
-        given.set()
-
-    monkeypatch.setattr(FakeRank, "give_back", late)
-
-    def items() -> Iterator[int]:
-        for number in itertools.count():
-            if answer.is_set():
-                return
-            if asked.is_set():
-                taken.append(number)
-            yield number
-
-    def work(rank: FakeRank, item: int) -> None:
-        if item == 150:
-            begun.set()
-            given.wait(DEADLINE_S)
-
-    result = runs(work, items())
-    assert given.is_set()
-    assert not taken
-    assert len(result.values) > 151
-    assert set(result.table.attempts) == {1}
 
 
 def test_fail_fast(runs):

@@ -138,11 +138,11 @@ class TunnelRoute:
         if total >= UNKNOWN_SLOTS:
             return math.inf
         launches = [stage for stage in list(running) if stage.cluster == self._cluster and stage.title != _TITLE]
-        each = 2 if is_dynamic and copies_tasks(self._cluster) else 1
-        spare = total - each * sum(stage.size for stage in launches)
+        slots_each = 2 if is_dynamic and copies_tasks(self._cluster) else 1
+        spare = total - slots_each * sum(stage.size for stage in launches)
         if spare < 1:
-            copied = f", and Spark may run a copy of each task, too ({COPY_SETTING} is set)" if each > 1 else ""
-            most = (total - 1) // each
+            copied = f", and Spark may run a copy of each task, too ({COPY_SETTING} is set)" if slots_each > 1 else ""
+            most = (total - 1) // slots_each
             fewer = f"Use -n {most:.0f}, or add executors or cores. " if most else ""
             raise SlotsError(
                 f"{unreached} Messages can go through Spark jobs instead, which need one task slot beside the ranks', "
