@@ -360,7 +360,7 @@ def test_the_item_behind_one_that_takes_too_long(waits, cause, watch, monkeypatc
         sent.set()
         if not waits:
             second.wait(DEADLINE_S)
-            time.sleep(0.1)  # the driver does not poll while the iterable computes
+            time.sleep(0.1)  # the driver may poll late
         assert poll_until(lambda: len(ended) == 2, time.monotonic() + DEADLINE_S, poll)
     finally:
         found.retire(kill=True)
