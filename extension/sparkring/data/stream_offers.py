@@ -132,6 +132,8 @@ class Offers:
                     if not self._cluster.within(ANSWERS_S, lambda: query.isActive, self._stops):
                         return
                 except TimeoutError:
+                    if self._stops():
+                        return
                     raise silent() from None
                 asked_s = time.monotonic()
 
