@@ -15,7 +15,8 @@ from typing import Any
 
 from harness import US, Effort, Goal, Measured, Row, Turns, say
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "browser"))  # for lab.py, which the tests also use
+# For lab.py, which the tests also use, and for what it imports.
+sys.path += [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("browser", "plugins")]
 
 PLAIN = "print in JupyterLab"
 LINES_PER_S, SECONDS = 1_000, 10
