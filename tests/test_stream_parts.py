@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
 import math
@@ -20,6 +21,7 @@ import pytest
 from waiting import until
 
 from sparkring.checkpointing.stream_state import StreamState, _state_of
+from sparkring.data import stream_offers
 from sparkring.data.keys import shares_by_key
 from sparkring.data.micro_batches import (
     ArrayRows,
@@ -591,3 +593,22 @@ def test_the_cause_if_several_ranks_die_between_two_batches():
     outcome = Ring._deaths(ring, deaths)
     assert (outcome.ending, outcome.rank, outcome.reason) == ("failed", 1, "killed by SIGKILL")
     assert [(each.rank, each.failure) for each in told] == [*deaths.items()]
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_stop_while_the_server_is_asked_about_the_query(is_stopped, monkeypatch):
+    """A question that is given up because the user stops the stream says nothing about the server."""
+    asked = []
+
+    class Asked:
+        def within(self, limit_s, ask, gives_up):
+            asked.append(ask)
+            raise TimeoutError
+
+    monkeypatch.setattr(stream_offers, "_ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(stream_offers.Offers, "_next", lambda self: None)
+    offers = object.__new__(stream_offers.Offers)
+    offers._cluster, offers._stops = Asked(), lambda: is_stopped and bool(asked)
+    with contextlib.nullcontext() if is_stopped else pytest.raises(DataError, match="does not answer"):
+        offers.follow(None)
+    assert len(asked) == 1
