@@ -405,11 +405,17 @@ def test_arguments(spark, tmp_path):
         predict(version="")
 
 
+class FakeCluster(SimpleNamespace):
+    """A key of the clusters that cannot be reached, of which an earlier test may have left some."""
+
+    __hash__ = object.__hash__
+
+
 @contextlib.contextmanager
 def following(streams):
     """Yield a function that reports as a model process does, while Spark is running the queries in `streams`."""
     session = SimpleNamespace(streams=SimpleNamespace(active=streams))
-    cluster = SimpleNamespace(session=session, address=lambda: Address("127.0.0.1", "127.0.0.1", 0))
+    cluster = FakeCluster(session=session, address=lambda: Address("127.0.0.1", "127.0.0.1", 0))
     order = queries.watch(cluster, "predict data", "predict(…)")
     with contextlib.closing(dial(order["host"], order["port"], bytes.fromhex(order["secret"]))) as connection:
         yield lambda used: connection.send(ModelUsed(order["column"], "here", 12, 0.5, (), used))
