@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.history.events import Metrics
+from sparkring.history.events import AtLine, Metrics
 from sparkring.history.progress import slowest
 from sparkring.history.stacks import CELL_NAME
 from sparkring.runtime import loops
@@ -95,3 +95,34 @@ def test_the_slowest_rank_s_progress(replayed: Any) -> None:
     assert progress is not None
     assert (progress.rank, progress.fraction) == (1, 0.25)
     assert (progress.epoch, progress.step, progress.steps) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("for e in range(2): look()", [(0, 2), (1, 2)]),
+        ("for e in range(2):\n    for i in range(2): look()", [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        ("def step(): look()\nfor e in range(2): step()", [(0, 2), (1, 2)]),
+        ("for e in range(2): look()\nfor e in range(3): pass", [None, None]),
+        ("for e in range(2): look()\nlook()", [(0, 2), (1, 2), None]),
+        ("for e in range(2):\n    look()\n    log()", [None, None]),
+    ],
+)
+def test_a_loop_of_a_cell_that_does_not_call_log(source: str, wanted: list[tuple[int, int] | None]) -> None:
+    seen: list[tuple[int, int] | None] = []
+    names = {"look": lambda: seen.append(loops.under_way(sys._getframe(1))), "log": lambda: None}
+    compile_cell(source, CELL_NAME).run(names)
+    assert seen == wanted
+
+
+def test_the_progress_of_a_loop(replayed: Any) -> None:
+    reports = [AtLine(2, (), (at, 8), time=float(at + 1), rank=0) for at in range(5)]
+    reports.append(AtLine(2, (), (2, 8), time=5.0, rank=1))
+    progress = slowest(replayed(*reports), 5.0)
+    assert progress is not None
+    assert (progress.rank, progress.fraction, progress.left_s) == (1, 0.25, None), "one look at rank 1 gives no rate"
+    reports.append(AtLine(2, (), (3, 8), time=9.0, rank=1))
+    progress = slowest(replayed(*reports), 9.0)
+    assert progress is not None
+    assert (progress.rank, progress.fraction, progress.left_s) == (1, 0.375, pytest.approx(20))
+    assert slowest(replayed(*reports, Metrics({"loss": 0.5}, time=10.0, rank=0)), 10.0) is None

@@ -176,8 +176,10 @@ def slowest(record: RunRecord, now: float) -> Progress | None:
     """
     courses = _courses(record)
     awaited = _reported_before(record) - courses.keys()
-    if not courses or any(rank.rank in awaited and rank.state == "running" for rank in record.taking_part):
+    if any(rank.rank in awaited and rank.state == "running" for rank in record.taking_part):
         return None
+    if not courses:
+        return _in_loop(record, now)
     finished = [rank.rank for rank in record.taking_part if rank.state == "finished"]
     going = {rank: course for rank, course in courses.items() if rank not in finished}
     among = going or courses
@@ -255,7 +257,31 @@ def places(record: RunRecord) -> dict[int, Metrics]:
 
 def paces(record: RunRecord) -> dict[int, Pace]:
     """Return the Pace of each rank that reports epochs or steps in the newest attempt."""
-    return {rank: course.pace for rank, course in _courses(record).items()}
+    return _in_loops(record) | {rank: course.pace for rank, course in _courses(record).items()}
+
+
+def _in_loops(record: RunRecord) -> dict[int, Pace]:
+    """Return the progress of the ranks whose cell runs a loop of known length."""
+    known = {rank.rank: rank.at.iterations for rank in record.taking_part if rank.at and rank.at.iterations}
+    return {rank: Pace(done / total) for rank, (done, total) in known.items()}
+
+
+def _in_loop(record: RunRecord, now: float) -> Progress | None:
+    """Return the progress of the slowest rank that runs a loop, if no rank reports epochs or steps."""
+    fractions = {rank: pace.fraction or 0.0 for rank, pace in _in_loops(record).items()}
+    if not fractions or record.metrics:
+        return None
+    finished, size = len(record.finished_ranks), len(record.taking_part)
+    going = [rank for rank in fractions if record.ranks[rank].state == "running"]
+    rank = min(going or fractions, key=lambda rank: fractions[rank])
+    first, at = record.ranks[rank].loop, record.ranks[rank].at
+    left_s = None
+    if going and first is not None and at is not None and first.iterations:
+        took, made = at.time - first.time, fractions[rank] - first.iterations[0] / first.iterations[1]
+        waited = now - at.time
+        if took >= 1 and made > 0 and waited <= max(PACE_S, took):
+            left_s = max(0.0, took / made * (1 - fractions[rank]) - waited) or None
+    return Progress(rank, None, None, None, None, fractions[rank], left_s, finished, size)
 
 
 def lags(record: RunRecord) -> list[Lag]:

@@ -145,6 +145,7 @@ class RankRecord(NamedTuple):
     failure: events.Failure | None = None
     stack: events.StackTaken | None = None
     at: events.AtLine | None = None  # what the rank is running, as last reported
+    loop: events.AtLine | None = None  # the first such report that tells the iterations of a loop
     gpus: tuple[events.GpuUsed, ...] = ()  # the last report of each GPU
     used: events.RankUsed | None = None  # the last report
     samples: tuple[Sample, ...] = ()  # what the rank has used so far, with fewer Samples of earlier times
@@ -334,7 +335,8 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
             return _with_rank(record, rank._replace(gpus=tuple(known.values())))
         case events.AtLine():
-            return _with_rank(record, rank._replace(at=event))
+            loop = rank.loop or (event if event.iterations else None)
+            return _with_rank(record, rank._replace(at=event, loop=loop))
         case events.RankUsed():
             samples = _fewer((*rank.samples, _sample(event, rank.gpus)), samples_kept(record.size))
             return _with_rank(record, rank._replace(used=event, samples=samples))
@@ -359,7 +361,8 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.RankStarted():
             state = "idle" if rank.state == "idle" else "running"
             record = record._replace(running_since=record.running_since or event.time)
-            return _told(record, event, state=state, host=event.host, pid=event.pid, used=None, samples=(), at=None)
+            fresh: dict[str, Any] = {"used": None, "samples": (), "at": None, "loop": None}
+            return _told(record, event, state=state, host=event.host, pid=event.pid, **fresh)
         case events.RankFinished():
             return _told(record, event, state="finished", value=event.value, stack=None)
         case events.RankFailed():

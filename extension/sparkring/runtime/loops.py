@@ -2,7 +2,7 @@
 
 This is done only where it is certain: a loop of the cell itself, outside functions, that counts over a range or the
 batches of a DataLoader, perhaps with tqdm. log() reports the result, so that the panel can show the progress of cells
-that do not give `steps=` and `epochs=`.
+that do not give `steps=` and `epochs=`. If a cell does not call log(), the rank looks at its only loop now and then.
 """
 
 from __future__ import annotations
@@ -26,32 +26,61 @@ def completed(frame: types.FrameType | None) -> tuple[int, int] | None:
 
     `frame` calls log(). If a loop inside the training loop is known, too, its iterations are counted.
     """
+    cell = _cell_frame(frame)
+    loop = None if cell is None else _training_loop(cell.f_code, cell.f_lineno)
+    return None if cell is None or loop is None else _iterations(cell, loop, logs=True)
+
+
+def under_way(frame: types.FrameType | None) -> tuple[int, int] | None:
+    """Return the same for a `frame` that calls no log(). It is known only if the cell has a single loop."""
+    cell = _cell_frame(frame)
+    loop = None if cell is None else _only_loop(cell.f_code)
+    is_known = cell is not None and isinstance(loop, ast.For) and _covers(loop, cell.f_lineno) and not _logs(loop)
+    return _iterations(cell, loop, logs=False) if is_known else None  # type: ignore[arg-type]
+
+
+def _cell_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    """Return the frame that runs the cell itself, if `frame` is called from there."""
     while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != (CELL_NAME, "<module>"):
         frame = frame.f_back
-    if frame is None:
-        return None
-    loop, names = _training_loop(frame.f_code, frame.f_lineno), frame.f_globals
-    place = None if loop is None else _place(loop, names)
-    if loop is None or place is None:
+    return frame
+
+
+def _iterations(cell: types.FrameType, loop: ast.For, *, logs: bool) -> tuple[int, int] | None:
+    """Return the complete iterations of a loop, and their number. log() is called when an inner iteration is done."""
+    names = cell.f_globals
+    place = _place(loop, names)
+    if place is None:
         return None
     inner = _only_inner(loop)
-    within = _place(inner, names) if inner is not None and _covers(inner, frame.f_lineno) else None
+    within = _place(inner, names) if inner is not None and _covers(inner, cell.f_lineno) else None
     (at, count), (at_inner, count_inner) = place, within or (0, 1)
-    return at * count_inner + at_inner + bool(within), count * count_inner
+    return at * count_inner + at_inner + (logs and within is not None), count * count_inner
 
 
 @functools.lru_cache(maxsize=256)
 def _training_loop(code: types.CodeType, line: int) -> ast.For | None:
     """Return the outermost loop around a line of the cell, if no other loop of the cell reports metrics."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
-    except SyntaxError:
-        return None
+    tree = _tree(code)
     loops = list(_outermost(tree.body))
     loop = next((loop for loop in loops if _covers(loop, line)), None)
     functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
     is_only = len(loops) == 1 or not any(map(_logs, [*functions, *(other for other in loops if other is not loop)]))
     return loop if isinstance(loop, ast.For) and is_only else None
+
+
+@functools.lru_cache(maxsize=8)
+def _only_loop(code: types.CodeType) -> ast.stmt | None:
+    """Return the cell's outermost loop, if it has only one."""
+    loops = list(_outermost(_tree(code).body))
+    return loops[0] if len(loops) == 1 else None
+
+
+def _tree(code: types.CodeType) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(code.co_filename)))
+    except SyntaxError:
+        return ast.Module([], [])
 
 
 @functools.lru_cache(maxsize=8)

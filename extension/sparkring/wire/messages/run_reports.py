@@ -274,9 +274,11 @@ class AtLine(NamedTuple):
     """The line of the cell that the rank is running, sent about once a second if it changes.
 
     `calls` are the calls that are in progress, innermost first: those of the cell, and those that the line has made.
+    `iterations` has the completed iterations of the cell's only loop, and their number, if they are known.
     """
 
     line: Count
     calls: tuple[str, ...]
+    iterations: tuple[int, int] | None = None
     time: float = 0.0
     rank: int = 0

@@ -10,7 +10,7 @@ import sys
 import time
 
 from sparkring.history import stacks
-from sparkring.runtime import report
+from sparkring.runtime import loops, report
 from sparkring.wire.messages import AtLine
 
 EVERY_S = 1.0
@@ -36,6 +36,7 @@ class LineWatch:
         self._due = now + EVERY_S
         line, calls = 0, list[tuple[str, int, str]]()
         frame = sys._current_frames().get(main_thread)
+        iterations = loops.under_way(frame)
         while frame is not None:
             code = frame.f_code
             in_cell = code.co_filename == cell
@@ -44,7 +45,7 @@ class LineWatch:
             if in_cell and not line:
                 line = frame.f_lineno
             frame = frame.f_back
-        at = AtLine(line, tuple(stacks.place(*call) for call in calls[:MOST_CALLS]))
+        at = AtLine(line, tuple(stacks.place(*call) for call in calls[:MOST_CALLS]), iterations)
         if line and at != self._sent:
             self._sent = at
             report.tell(at)
