@@ -38,10 +38,10 @@ FRAMEWORKS = frozenset(
     }
 )
 # Environment variables that these packages, or libraries that they use, read when they are imported. The variables that
-# are excluded first are read later: TF_CONFIG and TORCH_NCCL_… are set for requests, and Lightning sets the third one
-# when it is imported.
+# are excluded first are read later: TF_CONFIG and TORCH_NCCL_… are set for requests, Lightning sets the third one when
+# it is imported, and PyTorch itself sets the last one when DistributedDataParallel or an optimizer is first used.
 _READ_AT_IMPORT = re.compile(
-    r"(?!TF_CONFIG$|TORCH_NCCL_|PYTORCH_NVML_BASED_CUDA_CHECK$)"
+    r"(?!TF_CONFIG$|TORCH_NCCL_|PYTORCH_NVML_BASED_CUDA_CHECK$|TORCHINDUCTOR_CACHE_DIR$)"
     r"(ARROW|GOTO|KERAS|MKL|NUMEXPR|OMP|OPENBLAS|PYTORCH|TF|TORCH|TORCHDYNAMO|TORCHINDUCTOR|XLA)_"
 ).match
 
