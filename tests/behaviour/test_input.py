@@ -7,6 +7,7 @@ import getpass
 import time
 
 import pytest
+from waiting import until
 
 from sparkring.errors import RunFailed
 
@@ -159,3 +160,68 @@ def test_an_item_cannot_ask(monkeypatch):
 
     with pytest.raises(ItemsFailed, match=r"EOFError: an item of a run cannot call input"):
         sparkring.foreach(lambda item: input(), [1], np=-1, retries=0, quiet=True)
+
+
+@pytest.mark.any_launcher
+def test_post_mortem(ring, user):
+    """The rank that has raised an exception asks, while the other rank waits. The error is the same as without --pm."""
+    user += ["p x + 1", "up", "p rank", "quit"]
+    with pytest.raises(RunFailed):
+        ring.run(
+            """
+            import time
+            def f(x):
+                return 1 / x
+            while rank == 0:
+                time.sleep(0.01)
+            f(0)
+            """,
+            pm=True,
+        )
+    assert user.asked == ["[rank 1] (Pdb) "] * 4
+    record = ring.view.record
+    assert (record.failed_rank, record.failure.error) == (1, "builtins.ZeroDivisionError")
+    lines = printed(record, 1)
+    assert lines[0] == "ZeroDivisionError: division by zero"
+    assert lines.count("1") == 2, "x + 1 in f(), and the rank"
+
+
+def test_post_mortem_without_a_user(ring, monkeypatch):
+    def refuse(prompt):
+        raise EOFError
+
+    monkeypatch.setattr(builtins, "input", refuse)
+    with pytest.raises(RunFailed):
+        ring.run("1 / 0", pm=True)
+    assert ring.view.record.failure.error == "builtins.ZeroDivisionError"
+
+
+def test_an_interrupt_ends_a_post_mortem(ring, monkeypatch):
+    def interrupt(prompt):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(builtins, "input", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ring.run("1 / 0", pm=True)
+    assert ring.view.record.outcome == "interrupted"
+
+
+def test_the_user_switches_to_another_rank(ring, user, monkeypatch):
+    """After an answer, the same rank asks again, until it goes on. `rank N` continues with another rank's prompt."""
+    user += ["p 10 + rank", "rank 7", "other", "p 10 + rank", "continue", "p 20 + rank", "continue"]
+    answer, hints = user.read, []
+
+    def read(prompt):
+        until(lambda: user.asked or len(ring.view.record.questions) == 2, "both ranks are at a prompt")
+        hint, _, last = prompt.rpartition("\n")
+        hints.append(bool(hint))
+        typed = answer(last)
+        return f"rank {1 - int(last[6])}" if typed == "other" else typed
+
+    monkeypatch.setattr(builtins, "input", read)
+    result = ring.run("breakpoint()\nrank")
+    assert result.by_rank == {0: 0, 1: 1}
+    first = user.asked[0]
+    second = f"[rank {1 - int(first[6])}] (Pdb) "
+    assert user.asked == [first] * 3 + [second] * 2 + [first] * 2
+    assert hints[2:] == [True, False, False, False, False], "the first hint says that rank 7 cannot be typed to"

@@ -144,6 +144,7 @@ def run(
     background: bool = False,
     timeline: bool = False,
     independent: bool = False,
+    pm: bool = False,
     env_pack: bool = False,
     **kwargs: Any,
 ) -> RunResult | BackgroundRun[RunResult]:
@@ -176,6 +177,7 @@ def run(
         background=background,
         timeline=timeline,
         independent=independent,
+        pm=pm,
         env_pack=env_pack,
     )
     options = checked("run()", options, horovod=framework == "horovod")

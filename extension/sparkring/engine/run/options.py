@@ -126,6 +126,9 @@ class Options(SharedOptions):
     independent: bool = option(
         False, "each rank is meant to train a model of its own: do not say that the ranks have exchanged nothing"
     )
+    pm: bool = option(
+        False, "if a rank raises an exception, open Python's debugger there, as %debug does; the other ranks wait"
+    )
     background: bool = option(
         False, "return a BackgroundRun at once, so that the notebook is free; the run does not use the warm gang"
     )

@@ -205,6 +205,7 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
         CellCode(cell.source, tuple(cell.scripts)),
         options.pull,
         options.autolog,
+        post_mortem=options.pm,
         environment={**root_for_ranks(), **dict(gang.wanted.env if gang else ()), **dict(options.env)},
         notebook=notebook_state.gather(),
         parts=(captured.payload, *captured.buffers),
@@ -254,6 +255,7 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     run = Run(
         FunctionCall(),
         autolog=spec.options.autolog,
+        post_mortem=spec.options.pm,
         environment={**root_for_ranks(), **dict(gang.wanted.env if gang else ())},
         notebook=notebook_state.gather(),
         parts=(packed.payload, *packed.buffers),

@@ -217,6 +217,7 @@ class Run(NamedTuple):
     pull: names whose values the rank sends back afterwards. If it is not the one that is `pulled`, it sends only its
         shards of sharded tensors in these values.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
+    post_mortem: whether to open Python's debugger if the code raises an exception.
     environment: variables to set; `defaults` are set unless the rank already has them.
     """
 
@@ -230,6 +231,7 @@ class Run(NamedTuple):
     checkpoints: Here = Here()
     parts: Buffers = ()
     pulled: bool = True
+    post_mortem: bool = False
 
     def problem(self) -> str:
         return "" if self.parts else "there is no payload"

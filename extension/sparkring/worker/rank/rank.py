@@ -300,6 +300,12 @@ class Rank:
                     if exit_code(end) != 0:
                         raise
                     value = None
+                except Exception as error:
+                    if request.post_mortem and os.getpid() == self.pid:
+                        from sparkring.worker.rank import debugger  # not at the top, since the import takes 10 ms
+
+                        debugger.post_mortem(error)
+                    raise
                 finally:
                     current.code_runs = False
                     self.ended = time.time()
