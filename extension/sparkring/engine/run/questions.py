@@ -65,7 +65,7 @@ class RankQuestions:
         if self.by_panel or not new:
             return
         asked = self._next(new, record)
-        if asked is None:
+        if asked is None or over(asked.rank):
             return
         self._settled.add(asked)
         text = None

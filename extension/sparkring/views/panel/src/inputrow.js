@@ -38,8 +38,8 @@ export class InputRow {
       this.field.setAttribute("aria-label", `Answer to rank ${first.rank}`);
     }
     const more = asks.length > 1 ? ` (${asks.length - 1} more waiting)` : "";
-    const where = answers ? "" : " (answer in the field below)";
-    put(this.prompt, `rank ${first.rank} asks${more}: ${first.prompt}${where}`);
+    const one = `rank ${first.rank} asks${more}: ${first.prompt}`; // below the cell, the kernel may ask for another rank
+    put(this.prompt, answers ? one : asks.length > 1 ? `${asks.length} ranks ask (answer in the field below)` : `${one} (answer in the field below)`);
     this.form.hidden = !answers;
   }
 
