@@ -6,9 +6,10 @@ import itertools
 import math
 from typing import NamedTuple
 
-from sparkring.history import metrics
+from sparkring.history import memory, metrics
 from sparkring.history.curves import better
 from sparkring.history.describe.progress import not_finite_words
+from sparkring.history.describe.run import growth_words
 from sparkring.history.describe.text import counted, number
 from sparkring.history.lines import plain
 from sparkring.history.record import RunRecord
@@ -25,17 +26,23 @@ class Attention(NamedTuple):
     tab: str
 
 
-@metrics.remembered("metrics", "not_finite", "attempts", "checkpoints", "finished_ranks")
 def watching(record: RunRecord) -> Attention | None:
-    """Return what needs attention most: values that are not finite, a validation metric that gets worse, a restart.
+    """Return what needs attention most; None if there is nothing to say. Runs of items have other views.
 
-    Return None if there is nothing to say. Runs of items have other views.
+    It is the first of these: values that are not finite, memory that will soon be full, a validation metric that gets
+    worse, a restart.
     """
     if record.items is not None:
         return None
-    odd = not_finite_words(record)
-    if odd:
+    if odd := not_finite_words(record):
         return Attention(odd[0], "metrics")
+    if grows := memory.growth(record):
+        return Attention(growth_words(grows), "metrics")
+    return _other(record)
+
+
+@metrics.remembered("metrics", "attempts", "checkpoints", "finished_ranks")
+def _other(record: RunRecord) -> Attention | None:
     if worse := getting_worse(record):
         return Attention(worse, "metrics")
     if restart := restarted(record):

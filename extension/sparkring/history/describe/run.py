@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from sparkring.history.describe.text import CODE_CHARACTERS, counted, first_line, rank_list, size
 from sparkring.history.events import GpuUsed, InputRequested, RankUsed
 from sparkring.history.lines import plain
+from sparkring.history.memory import Growth
 from sparkring.history.record import LARGE_FILE_BYTES, QUICK_S, RankRecord, RunRecord
 from sparkring.runtime.kernel import in_notebook
 
@@ -108,6 +109,18 @@ def usage_words(used: RankUsed | None) -> str:
         return ""
     memory = f"{size(used.memory_bytes)} of {size(used.total_bytes)}"
     return f"CPU {used.cpu_percent:,} % ({counted(used.cores, 'core')}), {memory}"
+
+
+def growth_words(growth: Growth) -> str:
+    """Say whose memory grows: `the memory of rank 1 grows by 1.2 GB a minute: the 16 GB of vm are full in about …`.
+
+    The time is rounded to minutes, since it is an estimate.
+    """
+    ranks, minutes = rank_list(growth.ranks), round(growth.full_in_s / 60)
+    when = f"in about {counted(minutes, 'minute')}" if minutes else "in less than a minute"
+    host = f" of {growth.host}" if growth.host else ""
+    rate = f"{size(round(60 * growth.bytes_per_s))} a minute"
+    return f"the memory of {ranks} grows by {rate}: the {size(growth.total_bytes)}{host} are full {when}"
 
 
 def log_path(record: RunRecord, rank: int | None = None) -> str:
