@@ -207,6 +207,16 @@ class TimelineSaved(NamedTuple):
     problem: str = ""
 
 
+class TraceSaved(NamedTuple):
+    """The file `name` in the run's folder shows `steps` steps of `ranks` ranks, recorded by PyTorch's profiler."""
+
+    time: float
+    name: str
+    ranks: int
+    steps: int
+    size_bytes: int
+
+
 class ModelGpuUsed(NamedTuple):
     """How the model process `pid` on `host` uses a GPU; recorded when this changes."""
 
@@ -429,6 +439,7 @@ RunEvent = (
     | MemberLeft
     | ModelGpuUsed
     | TimelineSaved
+    | TraceSaved
     | Notice
     | LogsCut
     | RunFinished

@@ -209,6 +209,7 @@ class RunRecord(NamedTuple):
     attempts: tuple[Attempt, ...] = ()  # () if the run cannot restart; its only attempt is then not listed
     checkpoints: tuple[Checkpoint, ...] = ()
     timelines: tuple[events.TimelineSaved, ...] = ()  # in the order of the attempts
+    trace: events.TraceSaved | None = None
     joined: int = 0
     ranks: tuple[RankRecord, ...] = ()
     recent: tuple[LogLine, ...] = ()
@@ -286,6 +287,8 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return record._replace(joined=record.joined - 1)
         case events.TimelineSaved():
             return record._replace(timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
+        case events.TraceSaved():
+            return record._replace(trace=event)
         case events.Notice():
             if event.once and any(notice.text == event.text for notice in record.notices):
                 return record
@@ -373,8 +376,8 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
             return _exited(record, event)
         case events.StackTaken():
             return _with_rank(record, rank._replace(stack=event))
-        case events.TimelinePart() | events.ItemMeasured():  # the first is saved in a file, the second used for a plan
-            return record
+        case events.TimelinePart() | events.TracePart() | events.ItemMeasured():
+            return record  # the first two are saved in files, and the third is used for a plan
 
 
 def _started(record: RunRecord, event: events.RunStarted) -> RunRecord:

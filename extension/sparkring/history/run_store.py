@@ -10,6 +10,7 @@
         displays/        what the ranks displayed: rank-0-1.png is rank 0's first display in attempt 1,
                          attempt-2-rank-0-1.png its first display in attempt 2
         timeline.json    Horovod's timeline, if there is one; attempt 2's timeline is timeline-2.json
+        trace.json.gz    the trace of PyTorch's profiler, if there is one
         tensorboard/     the metrics, after %runs RUN --tensorboard
 
 When a run has ended, its large files are compressed (compression.py).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sparkring.history.describe import counted, dotted, duration, first_line
+from sparkring.history.describe import counted, dotted, duration, first_line, size
 from sparkring.history.events import TimelineSaved
 from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN
@@ -71,9 +71,18 @@ def late_words(record: RunRecord, saved: TimelineSaved) -> str:
     return f"the other {'ranks' if record.size > 2 else 'rank'} waited {', '.join(parts)}"
 
 
+def trace_words(record: RunRecord) -> str:
+    """Say where the trace of PyTorch's profiler is, and how to open it; '' if there is none."""
+    if (trace := record.trace) is None:
+        return ""
+    what = f"{counted(trace.steps, 'step')} of {counted(trace.ranks, 'rank')}, by PyTorch's profiler"
+    where = f"{record.log_folder}/{trace.name}" if record.log_folder else trace.name
+    return f"trace of {what}: open {where} ({size(trace.size_bytes)}) in https://ui.perfetto.dev"
+
+
 def closing_words(record: RunRecord) -> list[str]:
-    """Return a line for each timeline, with its summary, any problem, its path, and how to open it."""
-    lines = []
+    """Return a line for each timeline, with its summary, any problem, its path, and how to open it; and the trace."""
+    lines = [trace_words(record)] if record.trace else []
     for saved in record.timelines:
         words = [f"timeline: {head_words(record, saved)}", share_words(saved), late_words(record, saved)]
         lines.append(dotted(*words, first_line(saved.problem), f"{HOW_TO_OPEN}: {path(record, saved)}"))

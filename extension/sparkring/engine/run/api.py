@@ -144,6 +144,7 @@ def run(
     background: bool = False,
     timeline: bool = False,
     independent: bool = False,
+    profile: Literal["", "torch"] = "",
     pm: bool = False,
     env_pack: bool = False,
     **kwargs: Any,
@@ -177,6 +178,7 @@ def run(
         background=background,
         timeline=timeline,
         independent=independent,
+        profile=profile,
         pm=pm,
         env_pack=env_pack,
     )

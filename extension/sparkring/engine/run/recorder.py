@@ -14,6 +14,7 @@ from sparkring.history.events import Event
 from sparkring.history.observer import Observer
 from sparkring.history.record import RunRecord
 from sparkring.history.run_folder import RunFolder, TimelineFiles
+from sparkring.history.step_traces import StepTraces
 from sparkring.history.view import View
 from sparkring.products import OBSERVERS
 
@@ -31,6 +32,7 @@ class Recorder:
         self._more: list[Event] = []  # what the observers' work has added to the events
         self._folder = RunFolder(started.run_id, self._more.append)
         self._timelines = TimelineFiles(self._folder.path)
+        self._traces = StepTraces(self._folder.path)
         self._shown = _ShownRun(view)
         self._observers: list[Observer] = [self._folder]
         self._dropped: list[Observer] = []
@@ -60,6 +62,9 @@ class Recorder:
                 event = record.bounded(self.record, event)
             elif isinstance(event, events.TimelinePart):
                 recorded += self._applied(self._timelines.take(event, len(self.record.attempts) or 1))
+                continue
+            elif isinstance(event, events.TracePart):
+                recorded += self._applied(self._traces.take(event))
                 continue
             self.record = record.apply(self.record, event)
             recorded.append(event)
@@ -105,7 +110,7 @@ class Recorder:
     ) -> RunRecord:
         """Record that the run has ended, now or at the time `at` (Unix seconds)."""
         try:
-            self.add(self._timelines.end(time.time()))
+            self.add([*self._timelines.end(time.time()), *self._traces.end(time.time())])
             measured = tuple(metrics.means(self.record).items())
             self.add([events.RunFinished(at or time.time(), ending, message, failed_rank, measured)])
         except BaseException:  # raised again; the files must not stay open

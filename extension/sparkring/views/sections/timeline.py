@@ -18,8 +18,11 @@ _WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 560, 66, 74, 19, 12
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the last timelines. The timeline of an attempt is read when its ranks have ended."""
-    return "".join(_timeline(record, saved, form) for saved in record.timelines[-SHOWN:]) if form != "stacked" else ""
+    """Return the last timelines, which are read when an attempt's ranks have ended, and where the trace is."""
+    if form == "stacked":
+        return ""
+    trace = note(timelines.trace_words(record)) if record.trace else ""
+    return "".join(_timeline(record, saved, form) for saved in record.timelines[-SHOWN:]) + trace
 
 
 def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:

@@ -218,6 +218,7 @@ class Run(NamedTuple):
         shards of sharded tensors in these values.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
     post_mortem: whether to open Python's debugger if the code raises an exception.
+    traces: whether to record some steps with PyTorch's profiler.
     environment: variables to set; `defaults` are set unless the rank already has them.
     """
 
@@ -232,6 +233,7 @@ class Run(NamedTuple):
     parts: Buffers = ()
     pulled: bool = True
     post_mortem: bool = False
+    traces: bool = False
 
     def problem(self) -> str:
         return "" if self.parts else "there is no payload"

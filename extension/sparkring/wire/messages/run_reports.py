@@ -270,6 +270,22 @@ class CheckpointRemoved(NamedTuple):
     rank: int = 0
 
 
+class TracePart(NamedTuple):
+    """A piece of the trace that PyTorch's profiler has recorded on the rank: part of a compressed JSON file.
+
+    `number` counts the pieces from 0, and `last` ends the trace. It shows `steps` steps of an optimizer. If there is no
+    trace, `problem` says why. `data` goes into the run's folder, not into its record.
+    """
+
+    data: bytes
+    number: Count = 0
+    last: bool = False
+    steps: Count = 0
+    problem: str = ""
+    time: float = 0.0
+    rank: int = 0
+
+
 class AtLine(NamedTuple):
     """The line of the cell that the rank is running, sent about once a second if it changes.
 

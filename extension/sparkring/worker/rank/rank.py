@@ -310,6 +310,8 @@ class Rank:
                     current.code_runs = False
                     self.ended = time.time()
                     self.notebook.leave_run()
+                    if request.traces:
+                        sys.modules["sparkring.worker.rank.torch_trace"].finish()
                 displays.finish()
                 _finish_checkpoints()
             finally:
@@ -372,6 +374,10 @@ class Rank:
         displays.draw_figures()
         keras_hooks.report_fits(request.autolog)
         mlflow_autolog.turn_on(request.notebook.autologging)
+        if request.traces:
+            from sparkring.worker.rank import torch_trace  # not at the top, since few requests need it
+
+            torch_trace.begin()
         if self.ended is not None and self.work is None:
             for name in self.own_modules.reload_changed(self.ended):
                 _print(f"sparkring: the module `{name}` has changed, so this rank has loaded it again.\n")
