@@ -242,6 +242,62 @@ def test_parameters():
         estimator.setBatchSize("many")
 
 
+def test_parameters_of_horovod_spark(capsys):
+    """What only says how to read or store is not used, and is named once. What changes the training is refused."""
+    backend = SimpleNamespace(num_processes=lambda: 4)
+    estimator = KerasEstimator(backend=backend, store=object(), partitions_per_process=10, train_steps_per_epoch=3)
+    assert (estimator.getNumProc(), estimator.getTrainStepsPerEpoch()) == (4, 3)
+    [line] = capsys.readouterr().err.splitlines()
+    assert all(name in line for name in ("KerasEstimator", "store", "partitions_per_process", "checkpoint_dir"))
+    assert "train_steps_per_epoch" not in line
+    TorchEstimator(backward_passes_per_step=1)
+    with pytest.raises(OptionsError, match=r"TorchEstimator.*backward_passes_per_step"):
+        TorchEstimator(backward_passes_per_step=2)
+    for make in (KerasEstimator, KerasEstimator().setParams):
+        with pytest.raises(TypeError, match=r"KerasEstimator.*'batches'"):
+            make(batches=3)
+
+
+def test_rows_are_changed_before_training():
+    from sparkring.ml.training import TransformRows
+
+    batch = {"x": np.ones((3, 2), np.float32), "y": np.arange(3.0)}
+    changed = TransformRows(lambda row: {**row, "x": row["x"][:1], "y": -row["y"], "more": 1}, None, "KerasEstimator")
+    assert {name: values.tolist() for name, values in changed(batch).items()} == {
+        "x": [[1.0]] * 3,
+        "y": [0.0, -1.0, -2.0],
+    }
+    for wrong in (lambda row: None, lambda row: {"x": row["x"]}):
+        with pytest.raises(OptionsError, match="KerasEstimator"):
+            TransformRows(wrong, None, "KerasEstimator")(batch)
+
+
+def test_some_steps_of_changed_rows(frame, pair, tmp_path):
+    """The estimator trains on two batches of an epoch only, and on labels that are 9."""
+    import torch
+
+    steps = tmp_path / "steps"
+
+    def make_optimizer(parameters):
+        made = torch.optim.SGD(parameters, lr=0.0)
+
+        def count(*_):
+            with steps.open("a") as file:
+                file.write("x")
+
+        made.register_step_post_hook(count)
+        return made
+
+    fitted = torch_estimator(
+        epochs=2,
+        optimizer=make_optimizer,
+        train_steps_per_epoch=2,
+        transformation_fn=lambda row: {"x": 0 * row["x"], "y": 0 * row["y"] + 9},
+    ).fit(frame.selectExpr("array(a, b) AS x", "y"))
+    assert len(steps.read_text()) == 2 * 2 * 2, "two steps of two ranks in two epochs"
+    assert fitted.history["loss"][0] > 50, "9² is 81, and the labels themselves are below 2"
+
+
 KEYS = """
     import tensorflow as tf
     import torch

@@ -22,13 +22,14 @@ from sparkring.engine.run.api import run_spec
 from sparkring.engine.run.options import Options, restarts
 from sparkring.engine.run.spec import Call, RunSpec
 from sparkring.engine.run.warm_gang import WarmGang
+from sparkring.errors import OptionsError
 from sparkring.launchers import place_of
 from sparkring.ml import keras, torch
 from sparkring.ml.frames import FitRows, rows_of
 from sparkring.ml.model import Fitted, KerasModel, TorchModel
-from sparkring.ml.params import Fitting
+from sparkring.ml.params import Fitting, of_horovod
 from sparkring.ml.saving import EstimatorReader, EstimatorWriter
-from sparkring.ml.training import TrainedModel, Training, reshaping
+from sparkring.ml.training import TrainedModel, Training, reshaping, transforming
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import Location, locate
 from sparkring.worker.model.predictors import is_keras
@@ -70,25 +71,37 @@ class _RingEstimator(Estimator[Fitted], Fitting, MLWritable, MLReadable):  # typ
         random_seed: int | None = None,
         input_shapes: Sequence[Sequence[int]] | None = None,
         output_cols: Sequence[str] | None = None,
+        train_steps_per_epoch: int | None = None,
+        validation_steps_per_epoch: int | None = None,
+        transformation_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        gradient_compression: Any = None,
         use_gpu: bool | None = None,
         checkpoint_dir: str | None = None,
         max_restarts: int | None = None,
+        **of_horovod: Any,
     ) -> None:
         given = locals().copy()
         super().__init__()
-        self.setParams(**{name: value for name, value in given.items() if name not in ("self", "__class__")})
+        apart = ("self", "__class__", "of_horovod")
+        self.setParams(**{name: value for name, value in given.items() if name not in apart}, **of_horovod)
 
     def setParams(self, **given: Any) -> Any:
-        """Set the parameters that are given and not None, and return this object. `np` is an alias for `num_proc`."""
-        values = {name: value for name, value in given.items() if value is not None}
-        if "np" in values:
-            values["num_proc"] = values.pop("np")
-        return self._set(**values)
+        """Set the parameters that are given and not None, and return this object. `np` is an alias for `num_proc`.
+
+        Of horovod.spark's other parameters, those that only say how to read or where to store are not used, and a line
+        of output says so. Raises OptionsError for one that would change the training.
+        """
+        if given.get("np") is not None:
+            given["num_proc"] = given["np"]
+        given.pop("np", None)
+        return self._set(**of_horovod(type(self).__name__, given))
 
     def _fit(self, dataset: DataFrame) -> Fitted:
         self.check()
         self.check_columns(dataset)
-        rows = rows_of(dataset, self, reshaping(self.value("feature_cols"), self.value("input_shapes")))
+        shapes, each_row = self.value("input_shapes"), self.value("transformation_fn")
+        transform = transforming(each_row, reshaping(self.value("feature_cols"), shapes), type(self).__name__)
+        rows = rows_of(dataset, self, transform)
         specs = {name: rows.train.spec[name] for name in self.value("feature_cols")}
         trained = self._trained(rows, cluster_of(dataset.sparkSession))
         return self.result()._of(self, self.value("model"), trained, specs)
@@ -157,6 +170,9 @@ class KerasEstimator(_RingEstimator):
     callbacks: Keras callbacks, which are called on every rank. They get metrics that are averages over the ranks.
     batch_size, val_batch_size: the number of rows in a batch of each rank.
     epochs, shuffle: as for fit().
+    train_steps_per_epoch, validation_steps_per_epoch: the most steps of an epoch and of a validation.
+    transformation_fn: a function that is called on the ranks with each row, a dict, and returns the row to train with.
+    gradient_compression: how Horovod compresses gradients, as in hvd.Compression.fp16.
     random_seed: the seed for the weights, the shuffling and the split.
     verbose: as for fit(), but only rank 0 prints. The default is 0, because the panel shows the metrics.
     input_shapes: for each feature column, the shape of a row, as in [[8, 8, 1]]. A shape may begin with -1, which
@@ -202,6 +218,8 @@ class TorchEstimator(_RingEstimator):
     def check(self) -> None:
         super().check()
         torch.check(self.value("loss"), self.value("optimizer"))
+        if self.value("gradient_compression") is not None:
+            raise OptionsError("TorchEstimator: gradient_compression is Horovod's; the ranks use torch.distributed.")
 
 
 # ── Identifying a fit ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -233,7 +251,8 @@ def _text(value: Any) -> str:
 def _meaning(estimator: Fitting) -> str:
     """Return a digest of the functions and classes of the notebook that a fit uses, and of weights and settings."""
     namespace = getattr(sys.modules.get("__main__"), "__dict__", {})
-    used = {name: estimator.value(name) for name in ("model", "optimizer", "loss", "metrics", "callbacks")}
+    names = ("model", "optimizer", "loss", "metrics", "callbacks", "transformation_fn", "gradient_compression")
+    used = {name: estimator.value(name) for name in names}
     return digest(Contents(namespace).parts(used)[0])
 
 

@@ -34,7 +34,9 @@ def train(
     made = new_model(model, {name: data.spec[name] for name in training.feature_cols})
     keras = _keras_of(made)
     made.compile(
-        optimizer=hvd.DistributedOptimizer(_optimizer(optimizer, keras)),
+        optimizer=hvd.DistributedOptimizer(
+            _optimizer(optimizer, keras), compression=training.gradient_compression or hvd.Compression.none
+        ),
         loss=training.loss,
         loss_weights=training.loss_weights,
         metrics=list(training.metrics) or None,
@@ -43,10 +45,12 @@ def train(
     store = checkpoints() if here().directory else None
     resume = None if store is None else store.keras(made, data)
     fitted = made.fit(
-        _batches(data, training),
+        _batches(data, training, training.train_steps_per_epoch),
         epochs=training.epochs,
         initial_epoch=0 if resume is None else resume.initial_epoch,
-        validation_data=None if validation is None else _batches(validation, training),
+        validation_data=(
+            None if validation is None else _batches(validation, training, training.validation_steps_per_epoch)
+        ),
         verbose=0 if hvd.rank() else training.verbose,
         callbacks=[
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
@@ -87,10 +91,12 @@ def _optimizer(given: Any, keras: Any) -> Any:
     return given() if callable(given) else keras.optimizers.get(given)
 
 
-def _batches(data: Shards, training: Training) -> Any:
+def _batches(data: Shards, training: Training, most: int | None) -> Any:
+    """Return a tf.data.Dataset of the rank's batches, at most `most` of them in an epoch."""
     features, labels, weight = training.feature_cols, training.label_cols, training.sample_weight_col
     if len(features) == len(labels) == 1:
-        return data.as_tf(*features, *labels, *filter(None, [weight]))
+        batches = data.as_tf(*features, *labels, *filter(None, [weight]))
+        return batches if most is None else batches.take(most)
 
     def parts(batch: dict[str, Any]) -> tuple[Any, ...]:
         inputs, targets = (
@@ -98,7 +104,8 @@ def _batches(data: Shards, training: Training) -> Any:
         )
         return (inputs, targets, batch[weight]) if weight else (inputs, targets)
 
-    return data.as_tf().map(parts)
+    batches = data.as_tf().map(parts)
+    return batches if most is None else batches.take(most)
 
 
 def _history(fitted: Any) -> History:

@@ -11,6 +11,7 @@ from pyspark.sql.types import ArrayType, BooleanType, DataType, NumericType
 
 from sparkring.data.frames import check_names
 from sparkring.errors import DataError, OptionsError
+from sparkring.runtime.kernel import tell
 
 
 def _names(value: Any) -> list[str]:
@@ -83,6 +84,52 @@ class Columns(Params):  # type: ignore[misc]
         return list(self.value("output_cols") or [f"{label}__output" for label in self.value("label_cols")])
 
 
+# Parameters of horovod.spark's estimators that have no meaning here, and what to know about some of them.
+NOT_USED = {
+    **dict.fromkeys(("compress_sparse_cols", "continuous_cols", "categorical_cols", "custom_objects", "data_module")),
+    **dict.fromkeys(("inmemory_cache_all", "mp_start_method", "partitions_per_process", "reader_pool_type")),
+    **dict.fromkeys(("shuffle_buffer_size", "train_reader_num_workers", "val_reader_num_workers")),
+    "backend_env": "set the variables in the notebook's os.environ",
+    "checkpoint_callback": "checkpoint_dir keeps checkpoints",
+    "run_id": "checkpoint_dir continues a fit that was interrupted",
+    "store": "SPARKRING_CACHE has the rows, and checkpoint_dir the checkpoints",
+}
+# Parameters of horovod.spark's estimators that change the training, and what there is instead.
+NOT_THERE = {
+    "backward_passes_per_step": "use a larger batch_size",
+    "label_shapes": "reshape the labels in the DataFrame or with transformation_fn",
+    "loss_constructors": "pass the losses as `loss`",
+    "train_minibatch_fn": "write the training loop in a cell, under %%torchrun",
+    "transformation_edit_fields": "transformation_fn may change types and shapes without it",
+    "transformation_removed_fields": "only feature_cols, label_cols and sample_weight_col are read",
+}
+
+
+def of_horovod(who: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters without those of horovod.spark that are not used here, which a line of output names.
+
+    Raise OptionsError if one of them would change the training, and TypeError for a name that neither package has.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    if "backend" in values:
+        processes = values.pop("backend").num_processes()
+        if "num_proc" not in values and processes:
+            values["num_proc"] = processes
+    for name in values.keys() & NOT_THERE.keys():
+        if (name, values[name]) != ("backward_passes_per_step", 1):
+            raise OptionsError(f"{who}: {name} is not supported: {NOT_THERE[name]}.")
+        del values[name]
+    unused = sorted(values.keys() & NOT_USED.keys())
+    if unused:
+        advice = "; ".join(f"{name}: {words}" for name in unused if (words := NOT_USED[name]))
+        tell(f"{who} does not use {', '.join(unused)}" + (f" ({advice})" if advice else ""))
+    values = {name: value for name, value in values.items() if name not in NOT_USED}
+    for name in values:
+        if not isinstance(getattr(Fitting, name, None), Param):
+            raise TypeError(f"{who}() got an unexpected keyword argument {name!r}")
+    return values
+
+
 class Fitting(Columns):
     """The parameters of the estimators."""
 
@@ -101,6 +148,14 @@ class Fitting(Columns):
     verbose = _param("verbose", "what rank 0 prints: with 0, nothing; with 1 or 2, each epoch", TypeConverters.toInt)
     shuffle = _param("shuffle", "whether to shuffle the rows in each epoch", TypeConverters.toBoolean)
     random_seed = _param("random_seed", "the seed for the weights, the shuffling and the split", TypeConverters.toInt)
+    train_steps_per_epoch = _param(
+        "train_steps_per_epoch", "the most steps of an epoch; default: all rows", TypeConverters.toInt
+    )
+    validation_steps_per_epoch = _param(
+        "validation_steps_per_epoch", "the most steps of a validation; default: all rows", TypeConverters.toInt
+    )
+    transformation_fn = _param("transformation_fn", "a function that changes each row, a dict, before batching")
+    gradient_compression = _param("gradient_compression", "Keras: how Horovod compresses gradients")
     use_gpu = _param("use_gpu", "whether ranks use GPUs, if there are any", TypeConverters.toBoolean)
     checkpoint_dir = _param("checkpoint_dir", "the directory from which an interrupted fit continues")
     max_restarts = _param("max_restarts", "how often a fit may restart after losing a rank", TypeConverters.toInt)
@@ -110,7 +165,8 @@ class Fitting(Columns):
         self._setDefault(
             num_proc=-1, model=None, optimizer=None, loss=None, loss_weights=None, metrics=[], sample_weight_col=None,
             validation=None, callbacks=[], batch_size=32, val_batch_size=None, epochs=1, verbose=0, shuffle=True,
-            random_seed=None, use_gpu=True, checkpoint_dir=None, max_restarts=None,
+            random_seed=None, use_gpu=True, checkpoint_dir=None, max_restarts=None, train_steps_per_epoch=None,
+            validation_steps_per_epoch=None, transformation_fn=None, gradient_compression=None,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -127,10 +183,12 @@ class Fitting(Columns):
             value = self.value(name)
             if value is None or (isinstance(value, list | tuple | str) and not value):
                 raise OptionsError(f"{who}: {name} is missing: set it, as in {example}.")
-        for name in ("batch_size", "val_batch_size", "epochs"):
+        for name in ("batch_size", "val_batch_size", "epochs", "train_steps_per_epoch", "validation_steps_per_epoch"):
             number = self.value(name)
             if number is not None and number < 1:
                 raise OptionsError(f"{who}: {name}={number}: expected at least 1.")
+        if self.value("transformation_fn") is not None and not callable(self.value("transformation_fn")):
+            raise OptionsError(f"{who}: transformation_fn: expected a function of a row, which is a dict.")
         features, labels = self.value("feature_cols"), self.value("label_cols")
         for name in ("output_cols", "loss", "loss_weights", "input_shapes"):
             value, wanted = self.value(name), features if name == "input_shapes" else labels

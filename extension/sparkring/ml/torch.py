@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -109,9 +110,11 @@ class _Loop:
         import torch.distributed as dist
 
         sums = torch.zeros(len(self._names) + 2, dtype=torch.float64)
-        reported_at, steps = time.monotonic(), data.steps
+        training = self._training
+        most = training.train_steps_per_epoch if epoch else training.validation_steps_per_epoch
+        reported_at, steps = time.monotonic(), min(data.steps, most or data.steps)
         with torch.set_grad_enabled(bool(epoch)):
-            for step, batch in enumerate(data.as_torch(), 1):
+            for step, batch in enumerate(itertools.islice(data.as_torch(), most), 1):
                 loss, metrics, rows = self._measured(model, batch)
                 if epoch:
                     self._optimizer.zero_grad()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from sparkring.errors import OptionsError
 from sparkring.worker.model.inputs import reshaped
 
 History = dict[str, list[float]]
@@ -24,6 +25,9 @@ class Training:
     callbacks: Sequence[Any]
     epochs: int
     verbose: int
+    train_steps_per_epoch: int | None
+    validation_steps_per_epoch: int | None
+    gradient_compression: Any
     random_seed: int | None
 
 
@@ -52,3 +56,35 @@ def reshaping(names: Sequence[str], shapes: Sequence[Sequence[int]] | None) -> R
         return None
     rows = {name: tuple(shape) for name, shape in zip(names, shapes, strict=True)}
     return Reshape({name: shape[1:] if shape[:1] == (-1,) else shape for name, shape in rows.items()})
+
+
+class TransformRows:
+    """Calls the user's `transformation_fn` with each row of a batch: the `transform` of the data in training."""
+
+    def __init__(self, change: Callable[[dict[str, Any]], dict[str, Any]], then: Reshape | None, who: str) -> None:
+        self._change, self._then, self._who = change, then, who
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        import numpy as np
+
+        rows = [self._row(dict(zip(batch, values, strict=True))) for values in zip(*batch.values(), strict=True)]
+        changed = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in batch}
+        return changed if self._then is None else self._then(changed)
+
+    def _row(self, row: dict[str, Any]) -> dict[str, Any]:
+        names = [*row]
+        changed: object = self._change(row)
+        missing = [name for name in names if name not in changed] if isinstance(changed, dict) else []
+        if not isinstance(changed, dict) or missing:
+            kind = f"a dict without {', '.join(missing)}" if missing else f"a `{type(changed).__name__}`"
+            raise OptionsError(
+                f"{self._who}: transformation_fn returned {kind}: it has to return a dict with {', '.join(names)}."
+            )
+        return changed
+
+
+def transforming(
+    change: Callable[[dict[str, Any]], dict[str, Any]] | None, then: Reshape | None, who: str
+) -> TransformRows | Reshape | None:
+    """Return the transform for `transformation_fn` and, after it, for `input_shapes`."""
+    return then if change is None else TransformRows(change, then, who)
