@@ -21,6 +21,9 @@ from hypothesis import HealthCheck, settings
 # With this variable, each of thousands of ranks would compile sparkring, and each test worker would compile all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# While three workers share two cores, threads of OpenMP that wait for one another by spinning take CPU time from the
+# threads that they wait for: a training in PyTorch then takes up to four times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Tests that are not about spare processes must neither find one nor be slowed down by one.
 os.environ["SPARKRING_SPARE"] = "0"
 # By default, gc runs after every 700 new objects, and visits all objects of TensorFlow and PyTorch again and again.

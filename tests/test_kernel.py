@@ -1369,6 +1369,7 @@ def test_what_ends_a_gang(kernels: Callable[..., Kernel], wait_until: Callable[.
 
 
 @pytest.mark.slow
+@pytest.mark.extended("repetition", "test_held_slots_are_shown_and_a_starving_job_is_explained, without a kernel")
 def test_a_job_that_starves_behind_a_gang_is_explained(spark_kernel: Kernel, wait_until: Callable[..., Any]) -> None:
     kernel = spark_kernel
     kernel.run("%gang start -n 2").done()

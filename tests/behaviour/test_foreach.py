@@ -200,6 +200,7 @@ def test_items_do_not_see_one_another(pools, tmp_path, monkeypatch):
     assert pools.notebook["calls"] == 0
 
 
+@pytest.mark.extended_on("spark", "the same members end the items; test_stop_keeps_what_is_done ends some on Spark")
 def test_how_items_may_end(ring, pools):
     """If a process is killed, exits or hangs, or a value cannot be sent, only one item is lost."""
     pools.define("import os, sys, time, threading\nnumbers = range(9)")

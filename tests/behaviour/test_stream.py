@@ -422,13 +422,14 @@ def streaming(spark: Any, files: Path) -> Any:
 
 
 @pytest.mark.standalone("tasks on executors give their rows to ranks on executors")
-@pytest.mark.extended_on("local", "test_a_streaming_dataframe_saved_after_every_batch")
+@pytest.mark.extended_on("local", "test_errors_with_spark streams to local ranks")
 def test_a_streaming_dataframe(two: WarmRing, spark: Any, files: Path, tmp_path: Path) -> None:
     """Each micro-batch counts once although a rank is killed and the stream is ended and begun again."""
     train_on_files(two, spark, files, tmp_path, save_every=4)
 
 
 @pytest.mark.any_launcher
+@pytest.mark.extended("repetition", "save_every=4 in test_a_streaming_dataframe")
 def test_a_streaming_dataframe_saved_after_every_batch(two: WarmRing, spark: Any, files: Path, tmp_path: Path) -> None:
     """No rows are kept for a replay: Spark considers a micro-batch done only when the state after it is saved."""
     train_on_files(two, spark, files, tmp_path, save_every=1)

@@ -66,6 +66,7 @@ def test_each_attempt_has_one_although_its_rank_was_killed(local, spares):
 
 
 @pytest.mark.slow
+@pytest.mark.extended("repetition", "test_each_attempt_has_one_although_its_rank_was_killed")
 def test_a_time_limit_keeps_it(local, spares, limit):
     """The timeline is saved even if ranks do not respond and are killed."""
     with pytest.raises(RunFailed) as failed:

@@ -575,6 +575,7 @@ def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook
     notebook.run(0, wait=True)
 
 
+@pytest.mark.extended("repetition", "test_a_page_that_was_not_ready_for_the_first_messages misses messages, too")
 def test_a_run_after_a_restart_in_a_busy_page_with_other_panels(notebook: Notebook) -> None:
     """anywidget drops the messages to a widget whose script was loaded late. The panel gets them all the same."""
     before = running(notebook)

@@ -553,7 +553,9 @@ def test_a_single_point_needs_no_picture(replayed):
     assert pictures(measured(replayed, count=1)) == []
 
 
-@pytest.mark.parametrize("size", [1, 8, 70])
+@pytest.mark.parametrize(
+    "size", [1, pytest.param(8, marks=pytest.mark.extended("repetition", "one rank, and more than have curves")), 70]
+)
 def test_pictures_are_small(replayed, size):
     told = [
         Metrics({f"{kind}{name}": random.Random(f"{n} {rank} {name}").random() for kind in ("", "val_")

@@ -228,13 +228,17 @@ def test_coverage_is_exact():
 @pytest.mark.parametrize(
     ("counts", "size"),
     [
-        ([[20] * 20] * 5_000, 4),
-        ([[20] * 20] * 5_000, 1024),
-        ([[1]], 1024),
-        ([[1, 0, 0], [], [5]], 3),
-        ([[10**9] * 3], 33),
+        pytest.param(
+            [[20] * 20] * 5_000,
+            4,
+            id="100,000 row groups",
+            marks=pytest.mark.extended("repetition", "the page of 1,024 ranks is larger"),
+        ),
+        pytest.param([[20] * 20] * 5_000, 1024, id="100,000 row groups and 1,024 ranks"),
+        pytest.param([[1]], 1024, id="one row"),
+        pytest.param([[1, 0, 0], [], [5]], 3, id="empty ones"),
+        pytest.param([[10**9] * 3], 33, id="large"),
     ],
-    ids=["100,000 row groups", "and 1,024 ranks", "one row", "empty ones", "large"],
 )
 def test_the_page_stays_small_and_is_only_what_we_put_there(seen, counts, size):
     """For any data set, the page is small, has no scripts and no ids, and loads nothing."""
