@@ -99,3 +99,28 @@ def test_stop_between_attempts(driver):
     script.until_said("^pausing")
     script.process.send_signal(2)
     assert "interrupted, between two attempts" in script.wait()
+
+
+@pytest.mark.forked("numpy")
+def test_a_restart_passes_over_nan(ring, tmp_path):
+    """The next attempt continues from the last checkpoint without NaN, and a notice names the ones passed over."""
+    result = ring.run(
+        """
+import numpy as np
+from sparkring import checkpoints
+store = checkpoints()
+state = {"w": np.zeros(2), "step": 0}
+begun = store.restore(state)
+if not begun:
+    store.save(10, state)
+    state["w"][:] = np.nan
+    store.save(20, state)
+    store.wait()
+    raise RuntimeError("lost")
+begun
+""",
+        checkpoint_dir=str(tmp_path),
+        max_restarts=1,
+    )
+    assert set(result.values) == {10}
+    assert any("step 20 (NaN in w)" in notice.text for notice in result.record.notices)

@@ -613,6 +613,17 @@ def test_what_model_checkpoint_writes_is_told(told, tmp_path):
     assert tf.keras.models.load_model(tmp_path / "one-2.keras").count_params() == make().count_params()
 
 
+def test_a_file_with_nan_is_told(told, tmp_path):
+    """A file of ModelCheckpoint or BackupAndRestore is marked if the model's weights are NaN."""
+    x = np.ones((4, 2), "f4")
+    model = make()
+    model.layers[-1].bias.assign([np.nan])
+    keep = tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "one.keras"))
+    back_up = tf.keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+    model.fit(x, x[:, 0], verbose=0, callbacks=[keep, back_up])
+    assert {one.kind for one in saved_events(told) if one.not_finite.startswith("NaN in ")} == {"keras", "tensorflow"}
+
+
 def test_a_model_that_is_not_the_best_is_not_told(told, tmp_path):
     """Only checkpoints that are written are reported."""
     keep = tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "best.h5"), monitor="loss", save_best_only=True)
