@@ -12,7 +12,7 @@ from versions import keras_2
 from sparkring import shards
 from sparkring.checkpointing import keras as resuming
 from sparkring.checkpointing import parts, tensorflow_state, tree
-from sparkring.errors import CheckpointError, OptionsError
+from sparkring.errors import CheckpointError, NotFiniteError, OptionsError
 from sparkring.runtime import report
 from sparkring.wire.messages import CheckpointRemoved, CheckpointSaved
 from sparkring.worker import keras_hooks
@@ -622,6 +622,18 @@ def test_a_file_with_nan_is_told(told, tmp_path):
     back_up = tf.keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     model.fit(x, x[:, 0], verbose=0, callbacks=[keep, back_up])
     assert {one.kind for one in saved_events(told) if one.not_finite.startswith("NaN in ")} == {"keras", "tensorflow"}
+
+
+def test_nan_ends_fit(told, monkeypatch):
+    """With --stop-on nan, fit() ends after the batch in which the loss is NaN, although few batches are reported."""
+    x = np.ones((20, 2), "f4")
+    y = np.where(np.arange(20) < 14, 1.0, np.nan).astype("f4")
+    batches = []
+    count = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
+    monkeypatch.setattr(report, "_stops_on_nan", True)
+    with pytest.raises(NotFiniteError, match="loss is NaN on rank 0 at epoch 1, step 8"):
+        make().fit(x, y, batch_size=2, shuffle=False, verbose=0, callbacks=[count])
+    assert batches == list(range(8))
 
 
 def test_a_model_that_is_not_the_best_is_not_told(told, tmp_path):

@@ -1,6 +1,6 @@
 """Finds NaN and infinity in what a checkpoint saves, while its file is written.
 
-What counts are the arrays of the models and optimizers in a state or, if it has none, all its arrays (NumPy, JAX, and
+What counts are the arrays of the models and optimizers in a state or, if it has none, all its arrays (NumPy, and
 single tensors). Infinity counts only in a torch model's parameters, in a Keras model's variables and in the state of an
 optimizer: elsewhere, it may be meant, for example as -inf in a buffer with an attention mask. Numbers never count,
 since a best value so far may begin with infinity.

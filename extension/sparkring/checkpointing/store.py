@@ -28,7 +28,7 @@ from sparkring.runtime import report, world
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import here
 from sparkring.runtime.storage import locate
-from sparkring.wire.messages import CheckpointRestored
+from sparkring.wire import messages
 
 HISTORY = 10_000  # the most entries of `history`; the newest are kept
 LAYOUT = 1
@@ -133,13 +133,16 @@ class Store:
         metrics: the metrics of this step, for best=… and for `history`.
 
         This method first waits until the previous save is complete. Raises CheckpointError if a value cannot be saved,
-        or if this save or the previous one could not be written.
+        or if this save or the previous one could not be written. With --stop-on nan, a metric that is NaN or infinite
+        ends the run instead.
         """
         _check_state(state)
         number = _whole(step, 0)
         if number is None:
             raise CheckpointError(f"step={step!r}: expected a whole number of at least 0.")
-        self._save(number, state, self._values({} if metrics is None else metrics), checks=True)
+        values = self._values({} if metrics is None else metrics)
+        report.check_finite(messages.Metrics(values, number))
+        self._save(number, state, values, checks=True)
 
     def _save(self, number: int, state: dict[str, Any], values: dict[str, float], *, checks: bool) -> None:
         """Save a state. `checks` says whether the checkpoint is marked if it has NaN or infinity."""
@@ -451,7 +454,7 @@ class Store:
         self._lineage = contents.commit.lineage
         self._newest = False
         took_s = time.monotonic() - began
-        report.tell(CheckpointRestored(self._location.written, entry.name, entry.step, took_s))
+        report.tell(messages.CheckpointRestored(self._location.written, entry.name, entry.step, took_s))
 
     def _read_resume_point(self, room: Room) -> tuple[Entry, CheckpointContents] | None:
         """Read the checkpoint that the driver has chosen for all ranks; None if there is none."""

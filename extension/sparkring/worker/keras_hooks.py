@@ -89,7 +89,10 @@ def _callback(module: types.ModuleType) -> Any:
     ).Callback
 
     class ReportMetrics(base):  # type: ignore[misc, valid-type]
-        """Reports the metrics after each epoch and, during an epoch, at most five times a second."""
+        """Reports the metrics after each epoch and, during an epoch, at most five times a second.
+
+        If the run stops on NaN, the metrics of each batch are looked at.
+        """
 
         # With this, Keras passes tensors in `logs`, which are converted only when they are reported.
         _supports_tf_logs = True
@@ -105,7 +108,7 @@ def _callback(module: types.ModuleType) -> Any:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             now = time.monotonic()
-            if now - self._last >= _BATCH_EVERY_S:
+            if now - self._last >= _BATCH_EVERY_S or report.stops_at(logs):
                 self._last = now
                 report.log(
                     step=batch + 1,

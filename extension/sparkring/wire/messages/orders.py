@@ -216,6 +216,7 @@ class Run(NamedTuple):
 
     pull: names whose values the rank sends back afterwards. If it is not the one that is `pulled`, it sends only its
         shards of sharded tensors in these values.
+    stops_on_nan: whether to raise an error when a metric is reported that is NaN or infinite.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
     environment: variables to set; `defaults` are set unless the rank already has them.
     """
@@ -230,6 +231,7 @@ class Run(NamedTuple):
     checkpoints: Here = Here()
     parts: Buffers = ()
     pulled: bool = True
+    stops_on_nan: bool = False
 
     def problem(self) -> str:
         return "" if self.parts else "there is no payload"

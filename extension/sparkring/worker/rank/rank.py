@@ -365,6 +365,7 @@ class Rank:
         self.preloads.begin()
         displays.draw_figures()
         keras_hooks.report_fits(request.autolog)
+        report.stop_on_nan(request.stops_on_nan)
         mlflow_autolog.turn_on(request.notebook.autologging)
         if self.ended is not None and self.work is None:
             for name in self.own_modules.reload_changed(self.ended):
