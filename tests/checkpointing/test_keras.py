@@ -1,6 +1,7 @@
 """TensorFlow's and Keras' objects in a state, and the callback: a resumed training ends as if never interrupted."""
 
 import copy
+import itertools
 import json
 import sys
 
@@ -13,7 +14,7 @@ from sparkring import shards
 from sparkring.checkpointing import keras as resuming
 from sparkring.checkpointing import parts, tensorflow_state, tree
 from sparkring.errors import CheckpointError, NotFiniteError, OptionsError
-from sparkring.runtime import report
+from sparkring.runtime import going, report
 from sparkring.wire.messages import CheckpointRemoved, CheckpointSaved
 from sparkring.worker import keras_hooks
 
@@ -181,6 +182,23 @@ def test_a_training_that_goes_on_is_bit_equal(numbered, untorn, every, torn, kep
 
 def fit(model, data, *callbacks, **more):
     return model.fit(data.as_tf("x", "y"), verbose=0, callbacks=list(callbacks), **more)
+
+
+@pytest.mark.parametrize("at", [5, 20])
+def test_a_host_is_going(numbered, monkeypatch, at):
+    """fit() saves after the batch, within an epoch and at its end, and goes on from there."""
+    store, points = Memory(), itertools.count(1)
+    monkeypatch.setattr(going, "point", lambda: next(points) == at)
+    data, model = numbered_shards(numbered), make()
+    with pytest.raises(Stop):
+        fit(model, data, resuming.resume(store, model, data=data), stop_after(at), epochs=3)
+    assert [step for step, *_ in store.saved] == [at]
+    data, model = numbered_shards(numbered), make()
+    resume = resuming.resume(store, model, data=data)
+    assert (resume.initial_epoch, len(resume.history.get("loss", ()))) == (at // 20, at // 20)
+    fit(model, data, resume, epochs=3)
+    assert store.saved[-1][0] == 60
+    assert len(resume.history["loss"]) == 3
 
 
 def test_the_rest_of_an_epoch_on_more_ranks(numbered):

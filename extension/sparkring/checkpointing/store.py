@@ -24,7 +24,7 @@ from sparkring.checkpointing.retention import Mode, Policy, of_lineage
 from sparkring.checkpointing.tree import Leaf
 from sparkring.checkpointing.writing import CheckpointDraft
 from sparkring.errors import CheckpointDamagedError, CheckpointError
-from sparkring.runtime import report, world
+from sparkring.runtime import going, report, world
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import here
 from sparkring.runtime.storage import locate
@@ -126,11 +126,15 @@ class Store:
 
     # ── writing ───────────────────────────────────────────────────────────────
 
-    def save(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, step: int, state: dict[str, Any], metrics: Mapping[str, Any] | None = None, *, every: int = 1
+    ) -> None:
         """Save the current `state` as the checkpoint of `step`. Call save() on every rank.
 
         state: a dict of models, optimizers, data, arrays, numbers, text, and dicts, lists and tuples of these.
         metrics: the metrics of this step, for best=… and for `history`.
+        every: save only if `step` is a multiple of this number, or if the host of a rank is going (SIGTERM). So call
+            save() after each step, with every=100 for example, so that at most one step is lost.
 
         This method first waits until the previous save is complete. Raises CheckpointError if a value cannot be saved,
         or if this save or the previous one could not be written. With --stop-on nan, a metric that is NaN or infinite
@@ -140,9 +144,31 @@ class Store:
         number = _whole(step, 0)
         if number is None:
             raise CheckpointError(f"step={step!r}: expected a whole number of at least 0.")
+        if _whole(every, 1) is None:
+            raise CheckpointError(f"every={every!r}: expected a number of steps, at least 1.")
         values = self._values({} if metrics is None else metrics)
         report.check_finite(messages.Metrics(values, number))
-        self._save(number, state, values, checks=True)
+        going.arm()
+        goes = going.point()
+        if goes or not number % every:
+            self._save(number, state, values, checks=True)
+        if goes:
+            self.wait()
+            going.saved(complete=not world.world().rank)
+
+    def on_notice(self, call: Callable[[], object]) -> None:
+        """Call `call()`, in another thread, when the host of a rank is going: it or its rank has got SIGTERM.
+
+            going = threading.Event()
+            store.on_notice(going.set)
+            for step, batch in enumerate(data, 1):
+                …
+                if going.is_set() or step % 100 == 0:
+                    store.save(step, state)
+
+        The next save() on each rank then saves, and the ranks restart. They have --grace seconds for it.
+        """
+        going.on_notice(call)
 
     def _save(self, number: int, state: dict[str, Any], values: dict[str, float], *, checks: bool) -> None:
         """Save a state. `checks` says whether the checkpoint is marked if it has NaN or infinity."""
@@ -208,6 +234,7 @@ class Store:
         began = time.monotonic()
         _check_state(state)
         self.wait()
+        going.arm()
         room = self._room(state)
         checkpoint = self._read_resume_point(room) if which == "latest" and self._is_here() else self._read(which, room)
         if checkpoint is None:

@@ -18,6 +18,7 @@ from sparkring.engine.run.option_types import (
 )
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
+from sparkring.runtime.going import MOST_GRACE_S
 
 if TYPE_CHECKING:
     from sparkring.launchers.base import Place
@@ -117,6 +118,12 @@ class Options(SharedOptions):
         count,
         least=0,
     )
+    grace_s: float = option(
+        30.0,
+        "after SIGTERM, let ranks whose code saves checkpoints go on for up to S seconds (default: 30) and save",
+        "S",
+        seconds,
+    )
     min_np: int = option(
         0,
         "if Spark has lost slots, continue with at least K ranks, and with all ranks once the slots are back",
@@ -171,6 +178,8 @@ def checked(who: str, asked: Options, *, horovod: bool) -> Options:
         raise OptionsError(f'{who}: stop_on={asked.stop_on!r}: expected "nan", or "" to go on after NaN.')
     if asked.stop_on and not asked.autolog:
         raise OptionsError(f"{who}: --stop-on nan needs the metrics that --autolog turns off: leave out one of them.")
+    if not 0 < asked.grace_s <= MOST_GRACE_S:
+        raise OptionsError(f"{who}: --grace {asked.grace_s:g}: expected more than 0 s, and at most {MOST_GRACE_S:g} s.")
     if asked.min_np and not asked.max_restarts:
         raise OptionsError(
             f"{who}: --min-np {asked.min_np} is for restarts: add --max-restarts 3, or --checkpoint-dir."
