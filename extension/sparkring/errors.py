@@ -108,6 +108,10 @@ class DataError(SparkringError):
     """The data cannot be read, or cannot be divided among the ranks as asked."""
 
 
+class NotFiniteError(SparkringError):
+    """A metric is NaN or infinite, and the run was started with --stop-on nan."""
+
+
 class CheckpointError(SparkringError):
     """A checkpoint cannot be written or read."""
 

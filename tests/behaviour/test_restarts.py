@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import sparkring
 from sparkring import checkpoints
-from sparkring.errors import RunFailed
+from sparkring.errors import OptionsError, RunFailed
 from sparkring.history.run_store import load
 
 DIES = """
@@ -99,3 +100,76 @@ def test_stop_between_attempts(driver):
     script.until_said("^pausing")
     script.process.send_signal(2)
     assert "interrupted, between two attempts" in script.wait()
+
+
+@pytest.mark.any_launcher
+@pytest.mark.forked("numpy")
+def test_a_restart_passes_over_nan(ring, tmp_path):
+    """The next attempt continues from the last checkpoint without NaN, and a notice names the ones passed over."""
+    result = ring.run(
+        """
+import numpy as np
+from sparkring import checkpoints
+store = checkpoints()
+state = {"w": np.zeros(2), "step": 0}
+begun = store.restore(state)
+if not begun:
+    store.save(10, state)
+    state["w"][:] = np.nan
+    store.save(20, state)
+    store.wait()
+    raise RuntimeError("lost")
+begun
+""",
+        checkpoint_dir=str(tmp_path),
+        max_restarts=1,
+    )
+    assert set(result.values) == {10}
+    assert any("step 20 (NaN in w)" in notice.text for notice in result.record.notices)
+
+
+@pytest.mark.any_launcher
+@pytest.mark.forked("numpy")
+def test_nan_ends_the_run(ring, tmp_path):
+    """With --stop-on nan, the error names rank, metric, step and the last good checkpoint, and there is no restart."""
+    with pytest.raises(RunFailed, match=r"(?s)loss is NaN on rank 1 at step 7.*Step 5 is saved") as caught:
+        ring.run(
+            """
+import math, time
+import numpy as np
+import sparkring
+from sparkring import checkpoints
+store = checkpoints()
+for step in range(1, 1000):
+    if step == 5:
+        store.save(step, {"w": np.zeros(2)})
+        store.wait()
+    sparkring.log(step=step, loss=math.nan if rank == 1 and step >= 7 else 1.0)
+    time.sleep(0.05)
+""",
+            checkpoint_dir=str(tmp_path),
+            max_restarts=3,
+            stop_on="nan",
+        )
+    record = caught.value.record
+    assert len(record.attempts) == 1
+    assert record.failed_rank == 1
+    assert record.not_finite["loss", 1].step == 7
+
+
+@pytest.mark.any_launcher
+@pytest.mark.forked("numpy")
+def test_nan_in_a_function_ends_the_run(ring, tmp_path):
+    """run(stop_on="nan") does the same, also for the metrics that are passed to save()."""
+
+    def train():
+        import sparkring
+
+        sparkring.checkpoints().save(3, {}, {"val_loss": float("inf")})
+
+    directory = str(tmp_path / "dir")
+    with pytest.raises(RunFailed, match="val_loss is infinite on rank 0 at step 3") as caught:
+        sparkring.run(train, np=-1, framework="plain", checkpoint_dir=directory, stop_on="nan")
+    assert len(caught.value.record.attempts) == 1
+    with pytest.raises(OptionsError, match="stop_on"):
+        sparkring.run(train, np=-1, framework="plain", stop_on="inf")

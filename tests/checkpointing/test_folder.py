@@ -291,8 +291,8 @@ def test_parts(directory):
     place.fs.makedirs(place.path)
     assert folder.read_part(directory, name(1), 3) is None
     file = File("rank-3.safetensors", 5, "xxh3_128:" + "0" * 32)
-    folder.write_part(directory, name(1), 3, file)
-    assert folder.read_part(directory, name(1), 3) == file
+    folder.write_part(directory, name(1), 3, file, "NaN in w")
+    assert folder.read_part(directory, name(1), 3) == (file, "NaN in w")
     path = (place / "rank-3.json").path
     data = directory.fs.cat_file(path)
     for length in range(len(data)):

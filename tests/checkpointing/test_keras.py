@@ -1,6 +1,7 @@
 """TensorFlow's and Keras' objects in a state, and the callback: a resumed training ends as if never interrupted."""
 
 import copy
+import itertools
 import json
 import sys
 
@@ -12,8 +13,8 @@ from versions import keras_2
 from sparkring import shards
 from sparkring.checkpointing import keras as resuming
 from sparkring.checkpointing import parts, tensorflow_state, tree
-from sparkring.errors import CheckpointError, OptionsError
-from sparkring.runtime import report
+from sparkring.errors import CheckpointError, NotFiniteError, OptionsError
+from sparkring.runtime import going, report
 from sparkring.wire.messages import CheckpointRemoved, CheckpointSaved
 from sparkring.worker import keras_hooks
 
@@ -181,6 +182,23 @@ def test_a_training_that_goes_on_is_bit_equal(numbered, untorn, every, torn, kep
 
 def fit(model, data, *callbacks, **more):
     return model.fit(data.as_tf("x", "y"), verbose=0, callbacks=list(callbacks), **more)
+
+
+@pytest.mark.parametrize("at", [5, 20])
+def test_a_host_is_going(numbered, monkeypatch, at):
+    """fit() saves after the batch, within an epoch and at its end, and goes on from there."""
+    store, points = Memory(), itertools.count(1)
+    monkeypatch.setattr(going, "point", lambda: next(points) == at)
+    data, model = numbered_shards(numbered), make()
+    with pytest.raises(Stop):
+        fit(model, data, resuming.resume(store, model, data=data), stop_after(at), epochs=3)
+    assert [step for step, *_ in store.saved] == [at]
+    data, model = numbered_shards(numbered), make()
+    resume = resuming.resume(store, model, data=data)
+    assert (resume.initial_epoch, len(resume.history.get("loss", ()))) == (at // 20, at // 20)
+    fit(model, data, resume, epochs=3)
+    assert store.saved[-1][0] == 60
+    assert len(resume.history["loss"]) == 3
 
 
 def test_the_rest_of_an_epoch_on_more_ranks(numbered):
@@ -611,6 +629,29 @@ def test_what_model_checkpoint_writes_is_told(told, tmp_path):
     assert sizes["one-2.keras"] == (tmp_path / "one-2.keras").stat().st_size
     assert sizes["two-2"] == sum(file.stat().st_size for file in (tmp_path / "weights").glob("two-2.*")) > 0
     assert tf.keras.models.load_model(tmp_path / "one-2.keras").count_params() == make().count_params()
+
+
+def test_a_file_with_nan_is_told(told, tmp_path):
+    """A file of ModelCheckpoint or BackupAndRestore is marked if the model's weights are NaN."""
+    x = np.ones((4, 2), "f4")
+    model = make()
+    model.layers[-1].bias.assign([np.nan])
+    keep = tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "one.keras"))
+    back_up = tf.keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+    model.fit(x, x[:, 0], verbose=0, callbacks=[keep, back_up])
+    assert {one.kind for one in saved_events(told) if one.not_finite.startswith("NaN in ")} == {"keras", "tensorflow"}
+
+
+def test_nan_ends_fit(told, monkeypatch):
+    """With --stop-on nan, fit() ends after the batch in which the loss is NaN, although few batches are reported."""
+    x = np.ones((20, 2), "f4")
+    y = np.where(np.arange(20) < 14, 1.0, np.nan).astype("f4")
+    batches = []
+    count = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
+    monkeypatch.setattr(report, "_stops_on_nan", True)
+    with pytest.raises(NotFiniteError, match="loss is NaN on rank 0 at epoch 1, step 8"):
+        make().fit(x, y, batch_size=2, shuffle=False, verbose=0, callbacks=[count])
+    assert batches == list(range(8))
 
 
 def test_a_model_that_is_not_the_best_is_not_told(told, tmp_path):

@@ -851,8 +851,11 @@ def test_kept(told, saves, keep):
     for step, loss in saves:
         saved(found, step, metrics={"loss": loss})
     left = {entry.parsed.number: entry for entry in found.list()}
-    expected = set(range(max(0, len(saves) - keep), len(saves)))
-    numbers = [(loss, -number) for number, (_, loss) in enumerate(saves) if loss == loss]
+    good = [number for number, (_, loss) in enumerate(saves) if loss == loss]
+    odd = [number for number, (_, loss) in enumerate(saves) if loss != loss]
+    expected = set(good[-keep:] or odd[-1:])
+    expected |= {number for number in odd[-1:] if number > min(expected)}
+    numbers = [(saves[number][1], -number) for number in good]
     if numbers:
         # The best is never removed, so the best of the remaining checkpoints is the best of all.
         expected.add(-min(numbers)[1])

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from sparkring.checkpointing import folder
 from sparkring.checkpointing.compatibility import changes, saved_words, step_words
-from sparkring.checkpointing.entries import Entry, Last, Name, newest, stamp_after
+from sparkring.checkpointing.entries import Entry, Last, Name, newest, passed_over, stamp_after
 from sparkring.errors import CheckpointError
 from sparkring.history.record import RunRecord
 from sparkring.runtime.resume_point import Here
@@ -19,9 +19,10 @@ from sparkring.runtime.storage import Location, locate
 class CheckpointDirectory:
     """A run's directory of checkpoints, and the checkpoint that the run continues from.
 
-    `first` is the checkpoint to continue from, or None. `skipped` are the newer checkpoints, which are damaged, newest
-    first. `lineage` is an id that is the same in all checkpoints of one training run, even if it has been restarted or
-    continued. No other training run may use the directory at the same time. `uses` has digests of what the code uses.
+    `first` is the checkpoint to continue from, or None. `skipped` are the newer checkpoints, which are damaged or not
+    finite, newest first. `lineage` is an id that is the same in all checkpoints of one training run, even if it has
+    been restarted or continued. No other training run may use the directory at the same time. `uses` has digests of
+    what the code uses.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class CheckpointDirectory:
         self.lineage = commit.lineage if commit is not None else f"{stamp_after(stamps)}"
 
     def last(self, record: RunRecord) -> Last:
-        """Return the newest complete checkpoint of this training run.
+        """Return the newest complete checkpoint of this training run whose weights are finite.
 
         A checkpoint is complete if a listing of the directory says so, or if the ranks reported it and the run has not
         since removed it or found it damaged.
@@ -63,12 +64,25 @@ class CheckpointDirectory:
             entries = {entry.name: entry for entry in folder.listing(self.location)}
         there = tuple(sorted({*known, *entries} - gone))
         ours = known | {name for name, entry in entries.items() if self._ours(entry)}
-        names = [name for name in map(Name.of, ours - gone) if name is not None]
+        odd = {checkpoint.saved.name for checkpoint in record.checkpoints if checkpoint.saved.not_finite}
+        odd |= {name for name, entry in entries.items() if entry.not_finite}
+        names = [name for name in map(Name.of, ours - gone - odd) if name is not None]
         last = max(names, key=lambda name: name.age, default=None)
         if last is None:
             return Last(there=there)
         entry = entries.get(str(last))
         return Last(str(last), last.step, there, None if entry is None else entry.commit)
+
+    def passed_over(self, record: RunRecord, last: Last) -> str:
+        """Say which checkpoints of this run are newer than `last`, but not finite; return '' if there are none."""
+        since = Name.of(last.name)
+        odd = {
+            checkpoint.saved.step: checkpoint.saved.not_finite
+            for checkpoint in record.checkpoints
+            if checkpoint.saved.not_finite and checkpoint.state == "committed" and checkpoint.saved.kind == "sparkring"
+            if (name := Name.of(checkpoint.saved.name)) and (since is None or name.age > since.age)
+        }
+        return f"{passed_over(odd)} in {self.location.written}" if odd else ""
 
     def here(self, record: RunRecord, last: Last) -> Here:
         """Return what the driver tells the ranks about checkpoints when a new attempt begins."""
@@ -86,16 +100,17 @@ class CheckpointDirectory:
         )
 
     def words(self, now: float) -> str:
-        """Return what a run shows about the checkpoint from which it continues, and about damaged ones; '' if nothing.
+        """Return what a run shows about the checkpoint from which it continues, and about those that it has skipped.
 
-        If all checkpoints are damaged, the run gets none.
+        Return '' if there is nothing to show. If no checkpoint is usable, the run gets none.
         """
-        notes = []
-        if self.skipped:
-            entry, *others = self.skipped
+        odd = {entry.step: entry.not_finite for entry in self.skipped if entry.not_finite}
+        notes = [f"{passed_over(odd)} in {self.location.written}"] if odd else []
+        if damaged := [entry for entry in self.skipped if not entry.not_finite]:
+            entry, *others = damaged
             which = f"the damaged checkpoint of {step_words(entry)} in {self.location.written}"
             if others:
-                many = f"{len(self.skipped)} damaged checkpoints in {self.location.written}"
+                many = f"{len(damaged)} damaged checkpoints in {self.location.written}"
                 which = f"{many}, the newest of {step_words(entry)}"
             notes.append(f"skipped {which}: {entry.reason}")
         if self.first is not None:
@@ -143,7 +158,8 @@ def open_directory(
     stamps = [entry.parsed.stamp for entry in entries]
     first = None if fresh else newest(entries)
     age = (0, 0) if first is None else first.parsed.age
-    skipped = [entry for entry in entries if entry.state == "corrupt" and entry.parsed.age > age and not fresh]
+    newer = [entry for entry in entries if entry.parsed.age > age and not fresh]
+    skipped = [entry for entry in newer if entry.state == "corrupt" or entry.not_finite]
     if first is None:
         return CheckpointDirectory(location, None, stamps, skipped, uses)
     commit = first.commit

@@ -61,7 +61,8 @@ class Commit(NamedTuple):
 
     `sharded` says whether each rank wrote a file of its own. `lineage` is an id that all checkpoints of one training
     run share. `data` maps the name of each data set whose position is saved to the version of this data set. `uses`
-    maps the names of the values and functions that the code uses to their digests; earlier versions did not save it.
+    maps the names of the values and functions that the code uses to their digests. `not_finite` says which weights or
+    which metric are NaN or infinite, '' if none is. Earlier versions did not save `uses` and `not_finite`.
     """
 
     step: int
@@ -75,6 +76,7 @@ class Commit(NamedTuple):
     code: str
     data: dict[str, str]
     uses: Mapping[str, str] = {}
+    not_finite: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -98,6 +100,7 @@ class Entry(NamedTuple):
         """Return one line: the name, the state, and the metrics."""
         metrics = {} if self.commit is None else self.commit.metrics
         facts = [repr(self.name), self.state, *(f"{name}={value:g}" for name, value in metrics.items()), self.reason]
+        facts.append(self.not_finite)
         return f"Entry({', '.join(filter(None, facts))})"
 
     @property
@@ -109,6 +112,10 @@ class Entry(NamedTuple):
     @property
     def step(self) -> int:
         return self.parsed.step
+
+    @property
+    def not_finite(self) -> str:
+        return "" if self.commit is None else self.commit.not_finite
 
 
 class Last(NamedTuple):
@@ -137,20 +144,28 @@ def changed_at(info: dict[str, Any]) -> float:
 
 
 def newest(entries: Iterable[Entry]) -> Entry | None:
-    """Return the committed checkpoint that was saved last."""
-    return max(
-        (entry for entry in entries if entry.state == "committed"), key=lambda entry: entry.parsed.age, default=None
-    )
+    """Return the committed checkpoint that was saved last. Those with NaN or infinity are passed over."""
+    return max(filter(is_good, entries), key=lambda entry: entry.parsed.age, default=None)
+
+
+def passed_over(steps: Mapping[int, str]) -> str:
+    """Say which checkpoints with NaN or infinity are passed over: `steps` has what is not finite, by step."""
+    named = [f"{step:,} ({words})" for step, words in sorted(steps.items())]
+    named = named[:1] + [f"{len(named) - 2} more"] * (len(named) > 2) + named[1:][-1:]
+    return f"passed over the checkpoint{'s' if len(steps) > 1 else ''} of step {' and '.join(named)}"
+
+
+def is_good(entry: Entry) -> bool:
+    """Return whether a run may continue from the checkpoint: it is committed, and its weights are finite."""
+    return entry.state == "committed" and not entry.not_finite
 
 
 def best(entries: Iterable[Entry], metric: str, mode: Literal["min", "max"]) -> Entry | None:
-    """Return the newest committed checkpoint with the best value of `metric`; None if every value is missing or NaN."""
+    """Return the newest good checkpoint with the best value of `metric`; None if every value is missing or NaN."""
     sign = 1 if mode == "max" else -1
     scored = [
         (sign * entry.commit.metrics[metric], entry.parsed.age, entry)
         for entry in entries
-        if entry.state == "committed"
-        and entry.commit is not None
-        and not math.isnan(entry.commit.metrics.get(metric, math.nan))
+        if is_good(entry) and entry.commit is not None and not math.isnan(entry.commit.metrics.get(metric, math.nan))
     ]
     return max(scored)[2] if scored else None

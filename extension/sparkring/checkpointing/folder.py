@@ -171,14 +171,15 @@ def write_commit(directory: Location, name: str, commit: Commit) -> None:
     sync_folder(directory)
 
 
-def write_part(directory: Location, name: str, rank: int, file: File) -> None:
-    """Tell rank 0 that this rank's file is written and closed. Raises OSError."""
+def write_part(directory: Location, name: str, rank: int, file: File, not_finite: str) -> None:
+    """Tell rank 0 that this rank's file is written and closed, and what in it is not finite. Raises OSError."""
     sync_folder(directory / name)
-    _write_sealed(directory / name / part(rank), {"layout": LAYOUT, "file": list(file)})
+    content = {"layout": LAYOUT, "file": list(file), "not_finite": not_finite}
+    _write_sealed(directory / name / part(rank), content)
 
 
-def read_part(directory: Location, name: str, rank: int) -> File | None:
-    """Return the file that a rank reports as written; None if the report is missing or incomplete. Raises OSError."""
+def read_part(directory: Location, name: str, rank: int) -> tuple[File, str] | None:
+    """Return what a rank has reported with write_part(); None if it is missing or incomplete. Raises OSError."""
     path = (directory / name / part(rank)).path
     directory.fs.invalidate_cache(path)
     if not directory.fs.exists(path):
@@ -187,7 +188,9 @@ def read_part(directory: Location, name: str, rank: int) -> File | None:
         content = _unsealed(directory.fs.cat_file(path))
     except FileNotFoundError:
         return None
-    return File(*content["file"]) if content and content.get("layout") == LAYOUT else None
+    if not content or content.get("layout") != LAYOUT:
+        return None
+    return File(*content["file"]), content.get("not_finite", "")
 
 
 def data(rank: int) -> str:

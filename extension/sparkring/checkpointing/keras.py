@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparkring.checkpointing import keras_3_state, parts, tensorflow_state
 from sparkring.data.tensorflow_dataset import whole_steps
 from sparkring.errors import CheckpointError, OptionsError
-from sparkring.runtime import report, world
+from sparkring.runtime import going, report, world
 
 if TYPE_CHECKING:
     from sparkring.checkpointing.store import Store
@@ -125,21 +125,27 @@ class Resume:
         self._count(batch + 1 - self._batch)
         self._batch = batch + 1
         steps = self.params.get("steps")
+        whole = bool(steps and self._batch >= steps)
+        if going.point():  # validation may take too long, so this save does not wait for on_epoch_end()
+            self._note_epoch(logs if whole else None)
+            self._save(self._epoch + whole, 0 if whole else self._batch, logs)
         # After an epoch's last batch, nothing is saved here: on_epoch_end() follows, and saves with more metrics.
-        if self._due() and not (steps and self._batch >= steps):
+        elif self._due() and not whole:
             self._save(self._epoch, self._batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         steps = self.params.get("steps")
         whole = not steps or self._batch >= steps
-        if whole:
-            for name, value in report.numbers(logs).items():
-                self.history.setdefault(name, []).append(value)
+        self._note_epoch(logs if whole else None)
         if self._every == "epoch" or self._due():
             self._save(epoch + whole, 0 if whole else self._batch, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         self._store.wait()
+
+    def _note_epoch(self, logs: Any) -> None:
+        for name, value in report.numbers(logs).items():
+            self.history.setdefault(name, []).append(value)
 
     def _count(self, batches: int) -> None:
         self._step += batches

@@ -39,22 +39,29 @@ def of_lineage(entries: Sequence[Entry], lineage: str) -> list[Entry]:
 
 
 def expired(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
-    """Return the checkpoints of the policy's lineage that may be removed. The newest complete one is always kept."""
+    """Return the checkpoints of the policy's lineage that may be removed. The newest complete one is always kept.
+
+    Checkpoints with NaN or infinity do not count, so that they replace no good one. The newest of them is kept, too,
+    until it is older than the others that are kept.
+    """
     ours = of_lineage(entries, policy.lineage)
     whole = sorted((entry for entry in ours if entry.state == "committed"), key=lambda entry: entry.parsed.age)
     if policy.keep is None or not whole:
         return []
-    recent = whole[-policy.keep :]
+    good = [entry for entry in whole if not entry.not_finite]
+    odd = [entry for entry in whole if entry.not_finite]
+    recent = good[-policy.keep :] or odd[-1:]
     kept = {entry.name for entry in recent}
+    # Damaged checkpoints that are newer than `oldest` stay: they may look damaged only because a listing is stale.
+    oldest = recent[0].parsed.age
+    kept.update(entry.name for entry in odd[-1:] if entry.parsed.age > oldest)
     top = policy.best(entries)
     if top is not None:
         kept.add(top.name)
     resumed = Name.of(policy.resume)
     if resumed is not None and sum(entry.parsed.age > resumed.age for entry in whole) < 2:
         kept.add(policy.resume)
-    # Damaged checkpoints that are newer than `oldest` stay: they may look damaged only because a listing is stale.
-    oldest = recent[0].parsed.age
-    return [entry for entry in ours if entry.name not in kept and entry.parsed.age < oldest]
+    return [entry for entry in ours if entry.name not in kept and (entry.parsed.age < oldest or entry.not_finite)]
 
 
 def abandoned(entries: Sequence[Entry], policy: Policy, now: float) -> list[Entry]:

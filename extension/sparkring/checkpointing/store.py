@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import numbers
 import operator
 import os
@@ -15,18 +16,19 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparkring.checkpointing import folder, parts, tensors, tree, writing
+from sparkring.checkpointing import finite, folder, parts, tensors, tree, writing
 from sparkring.checkpointing.background import PendingSave
-from sparkring.checkpointing.entries import Commit, Entry, Name, best, newest, stamp_after
+from sparkring.checkpointing.entries import Commit, Entry, Name, best, newest, passed_over, stamp_after
+from sparkring.checkpointing.finite import Watched
 from sparkring.checkpointing.retention import Mode, Policy, of_lineage
 from sparkring.checkpointing.tree import Leaf
 from sparkring.checkpointing.writing import CheckpointDraft
 from sparkring.errors import CheckpointDamagedError, CheckpointError
-from sparkring.runtime import report, world
+from sparkring.runtime import going, report, world
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import here
 from sparkring.runtime.storage import locate
-from sparkring.wire.messages import CheckpointRestored
+from sparkring.wire import messages
 
 HISTORY = 10_000  # the most entries of `history`; the newest are kept
 LAYOUT = 1
@@ -124,22 +126,52 @@ class Store:
 
     # ── writing ───────────────────────────────────────────────────────────────
 
-    def save(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, step: int, state: dict[str, Any], metrics: Mapping[str, Any] | None = None, *, every: int = 1
+    ) -> None:
         """Save the current `state` as the checkpoint of `step`. Call save() on every rank.
 
         state: a dict of models, optimizers, data, arrays, numbers, text, and dicts, lists and tuples of these.
         metrics: the metrics of this step, for best=… and for `history`.
+        every: save only if `step` is a multiple of this number, or if the host of a rank is going (SIGTERM). So call
+            save() after each step, with every=100 for example, so that at most one step is lost.
 
         This method first waits until the previous save is complete. Raises CheckpointError if a value cannot be saved,
-        or if this save or the previous one could not be written.
+        or if this save or the previous one could not be written. With --stop-on nan, a metric that is NaN or infinite
+        ends the run instead.
         """
         _check_state(state)
         number = _whole(step, 0)
         if number is None:
             raise CheckpointError(f"step={step!r}: expected a whole number of at least 0.")
-        self._save(number, state, self._values({} if metrics is None else metrics))
+        if _whole(every, 1) is None:
+            raise CheckpointError(f"every={every!r}: expected a number of steps, at least 1.")
+        values = self._values({} if metrics is None else metrics)
+        report.check_finite(messages.Metrics(values, number))
+        going.arm()
+        goes = going.point()
+        if goes or not number % every:
+            self._save(number, state, values, checks=True)
+        if goes:
+            self.wait()
+            going.saved(complete=not world.world().rank)
 
-    def _save(self, number: int, state: dict[str, Any], values: dict[str, float]) -> None:
+    def on_notice(self, call: Callable[[], object]) -> None:
+        """Call `call()`, in another thread, when the host of a rank is going: it or its rank has got SIGTERM.
+
+            going = threading.Event()
+            store.on_notice(going.set)
+            for step, batch in enumerate(data, 1):
+                …
+                if going.is_set() or step % 100 == 0:
+                    store.save(step, state)
+
+        The next save() on each rank then saves, and the ranks restart. They have --grace seconds for it.
+        """
+        going.on_notice(call)
+
+    def _save(self, number: int, state: dict[str, Any], values: dict[str, float], *, checks: bool) -> None:
+        """Save a state. `checks` says whether the checkpoint is marked if it has NaN or infinity."""
         began = time.monotonic()
         rank = world.world().rank
         if not here().stamp and not rank:
@@ -152,13 +184,16 @@ class Store:
             self.history = [*self.history, (number, values)][-HISTORY:]
         if rank and not self.sharded:
             return
-        leaves, metadata = self._apart(state)
+        leaves, metadata, watch = self._apart(state)
         layout = tensors.lay_out(leaves)
         commit = self._commit(number, values, parts.versions(state))
+        if checks and self.metric and not math.isfinite(values[self.metric]):
+            commit = commit._replace(not_finite=f"{self.metric} is {values[self.metric]:g}")
         name = Name(number, self._stamp_now(), len(steps) - 1)
         save = CheckpointDraft(
-            self._location, str(name), rank, layout, metadata, commit, self._policy(commit.lineage), began, None
-        )
+            self._location, str(name), rank, layout, metadata, commit, self._policy(commit.lineage), began, None,
+            watch if checks else {},
+        )  # fmt: skip
         if not self.background:
             writing.carry_out(save, tensors.in_order(layout, leaves))
             return
@@ -188,8 +223,9 @@ class Store:
         """Restore `state`, in place, and the random states from a checkpoint. Return the step, or 0 if there is none.
 
         which: "latest", "best", a step, or a name or entry from list(). For "latest" and "best", a damaged checkpoint
-        is skipped with a message. Call restore() on every rank. In a run with --checkpoint-dir, the latest checkpoint
-        is the one that the driver found when the ranks started; after --fresh, there is none.
+        is skipped with a message, and so is one whose weights, or whose metric for best=…, are NaN or infinite. Call
+        restore() on every rank. In a run with --checkpoint-dir, the latest checkpoint is the one that the driver found
+        when the ranks started; after --fresh, there is none.
 
         Raises CheckpointError if the checkpoint does not exist or does not fit `state`, and also, even if there is no
         checkpoint, if save() could not save `state`. Raises CheckpointDamagedError if the checkpoint that the run
@@ -198,6 +234,7 @@ class Store:
         began = time.monotonic()
         _check_state(state)
         self.wait()
+        going.arm()
         room = self._room(state)
         checkpoint = self._read_resume_point(room) if which == "latest" and self._is_here() else self._read(which, room)
         if checkpoint is None:
@@ -338,12 +375,15 @@ class Store:
         self.__dict__.update(state)
         self.__post_init__()
 
-    def _state_apart(self, state: dict[str, Any]) -> tuple[Any, dict[str, Leaf]]:
-        """Split a state into its skeleton and its arrays (not copied). Raises CheckpointError if it cannot be saved."""
+    def _state_apart(self, state: dict[str, Any]) -> tuple[Any, dict[str, Leaf], Any]:
+        """Split a state into its skeleton and its arrays (not copied), and return its tree, too.
+
+        Raises CheckpointError if the state cannot be saved.
+        """
         kept = parts.tree_of(state)
         if not self.sharded:
             parts.refuse_pieces(kept)
-        return tree.flatten(kept, "state")
+        return *tree.flatten(kept, "state"), kept
 
     def _room(self, state: dict[str, Any]) -> Room:
         """Return the arrays of a state that a file can be read into.
@@ -351,7 +391,7 @@ class Store:
         Raises CheckpointError if this rank could not save the state: it is better known now than after an epoch.
         """
         try:
-            _, leaves = self._state_apart(state)
+            _, leaves, _ = self._state_apart(state)
         except tree.NotYet:
             return {}
         except CheckpointError:
@@ -360,13 +400,17 @@ class Store:
             return {}  # only rank 0 saves its state
         return parts.in_place(leaves)
 
-    def _apart(self, state: dict[str, Any]) -> tuple[dict[str, Leaf], dict[str, Any]]:
-        """Split a state and the random states into their arrays (not copied) and everything else."""
-        skeleton, own = self._state_apart(state)
+    def _apart(self, state: dict[str, Any]) -> tuple[dict[str, Leaf], dict[str, Any], dict[str, Watched]]:
+        """Split a state and the random states into their arrays (not copied) and everything else.
+
+        The third value has the arrays that must be finite.
+        """
+        skeleton, own, kept = self._state_apart(state)
+        watch = {f"state/{name}": watched for name, watched in finite.watched(state, kept, own).items()}
         random, others = tree.flatten(parts.random_states(), "random")
         leaves = {f"state/{name}": leaf for name, leaf in own.items()}
         leaves.update((f"random/{name}", leaf) for name, leaf in others.items())
-        return leaves, {"layout": LAYOUT, "state": skeleton, "random": random, "history": self.history}
+        return leaves, {"layout": LAYOUT, "state": skeleton, "random": random, "history": self.history}, watch
 
     def _commit(self, step: int, metrics: dict[str, float], data: dict[str, str]) -> Commit:
         """Return the commit of a new checkpoint, which has no files yet."""
@@ -437,7 +481,7 @@ class Store:
         self._lineage = contents.commit.lineage
         self._newest = False
         took_s = time.monotonic() - began
-        report.tell(CheckpointRestored(self._location.written, entry.name, entry.step, took_s))
+        report.tell(messages.CheckpointRestored(self._location.written, entry.name, entry.step, took_s))
 
     def _read_resume_point(self, room: Room) -> tuple[Entry, CheckpointContents] | None:
         """Read the checkpoint that the driver has chosen for all ranks; None if there is none."""
@@ -473,7 +517,7 @@ class Store:
         if which not in ("latest", "best"):
             return self._read_named(which, room)
         passed = False
-        for entry in self._candidates(which):
+        for entry in self._candidates("latest" if which == "latest" else "best"):
             if entry.state == "corrupt":
                 # A checkpoint whose commit cannot be read may never have been complete. If there are only such
                 # checkpoints, the result is None, as in an empty directory.
@@ -498,9 +542,18 @@ class Store:
             )
         return None
 
-    def _candidates(self, which: Which) -> Iterator[Entry]:
-        """Yield the checkpoints to try, the preferred ones first. For "latest", these include damaged checkpoints."""
-        entries = self.list()
+    def _candidates(self, which: Literal["latest", "best"]) -> Iterator[Entry]:
+        """Yield the checkpoints to try, the preferred ones first. For "latest", these include damaged checkpoints.
+
+        Say which checkpoints with NaN or infinity are passed over.
+        """
+        listed = self.list()
+        entries = [entry for entry in listed if not entry.not_finite]
+        first = self.choose(which, entries)
+        since = (0, 0) if first is None or which == "best" else first.parsed.age
+        odd = {entry.step: entry.not_finite for entry in listed if entry.not_finite and entry.parsed.age > since}
+        if odd:
+            tell(f"{passed_over(odd)} in {self.directory}")
         if which == "latest":
             yield from (entry for entry in entries if entry.state != "partial")
             return
@@ -516,7 +569,9 @@ class Store:
         step = _whole(which, 0)
         if step is None:
             raise CheckpointError(f'which={which!r}: expected "latest", "best", a step, or a name from list().')
-        return newest([entry for entry in self.list() if entry.step == step]), f"checkpoint of step {step:,}"
+        entries = [entry for entry in self.list() if entry.step == step and entry.state == "committed"]
+        entry = newest(entries) or (entries[0] if entries else None)  # with NaN, if it is asked for by its step
+        return entry, f"checkpoint of step {step:,}"
 
     def _read_named(self, which: int | str | Entry, room: Room) -> tuple[Entry, CheckpointContents]:
         entry, words = self._named(which)
@@ -595,7 +650,9 @@ class Store:
         if not names:
             return "It has no complete checkpoint."
         more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return f"There {'are' if len(names) > 1 else 'is'} {', '.join(names[:_NAMED])}{more}."
+        there = f"There {'are' if len(names) > 1 else 'is'} {', '.join(names[:_NAMED])}{more}."
+        odd = any(entry.not_finite for entry in self.list())
+        return f"{there} Those with NaN or infinity are used only if you name them." if odd else there
 
 
 class CheckpointContents(NamedTuple):
@@ -615,8 +672,11 @@ class CheckpointContents(NamedTuple):
 
 
 def save_batch(store: Store, batch_id: int, state: dict[str, Any]) -> None:
-    """Save a state like store.save(). `batch_id` is a micro-batch, or INITIAL for the state before the first one."""
-    store._save(batch_id, state, {})
+    """Save a state like store.save(). `batch_id` is a micro-batch, or INITIAL for the state before the first one.
+
+    NaN is not looked for: a stream cannot go back, since the rows of earlier micro-batches may be gone.
+    """
+    store._save(batch_id, state, {}, checks=False)
 
 
 def restore_shards(store: Store, put: Callable[[Any], None], room: Room) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from sparkring.checkpointing import folder, retention, tensors
 from sparkring.checkpointing.entries import Commit, Entry, File
+from sparkring.checkpointing.finite import Check, Watched
 from sparkring.checkpointing.retention import Policy
 from sparkring.checkpointing.tensors import FileLayout
 from sparkring.errors import CheckpointError, CheckpointStorageError
@@ -39,17 +40,20 @@ class CheckpointDraft(NamedTuple):
     policy: Policy
     began: float
     blocked_s: float | None
+    watch: Mapping[str, Watched]  # the arrays that must be finite
 
 
 def carry_out(save: CheckpointDraft, buffers: Iterable[memoryview]) -> None:
     """Write this rank's file; rank 0 then commits, reports, and removes old checkpoints. Raises CheckpointError."""
     try:
-        files = _written(save, buffers)
-        if files is None:
+        written = _written(save, buffers)
+        if written is None:
             return
+        files, odd = written
         # Listing the directory takes time, so it is listed before the commit, which can then be reported at once.
         others = _others(save)
-        commit = save.commit._replace(files=files, time=time.time())
+        not_finite = save.commit.not_finite or odd
+        commit = save.commit._replace(files=files, time=time.time(), not_finite=not_finite)
         folder.write_commit(save.directory, save.name, commit)
     except BaseException as error:  # interrupts, too: remove the files that have been written
         if not save.commit.sharded:
@@ -58,9 +62,9 @@ def carry_out(save: CheckpointDraft, buffers: Iterable[memoryview]) -> None:
         if not isinstance(error, Exception):
             raise
         reason = folder.described(error)
-        written = save.directory.written
-        report.tell(CheckpointFailed(written, save.commit.step, reason))
-        message = f"the checkpoint of step {save.commit.step:,} could not be saved in {written}: {reason}"
+        where = save.directory.written
+        report.tell(CheckpointFailed(where, save.commit.step, reason))
+        message = f"the checkpoint of step {save.commit.step:,} could not be saved in {where}: {reason}"
         if not report.connected():
             tell(message)
         of_the_state = isinstance(error, CheckpointError) and not isinstance(error, CheckpointStorageError)
@@ -73,35 +77,41 @@ def tell_damaged(directory: Location, entry: Entry, reason: str) -> None:
     report.tell(CheckpointDamaged(directory.written, entry.name, entry.step, reason))
 
 
-def _written(save: CheckpointDraft, buffers: Iterable[memoryview]) -> tuple[File, ...] | None:
-    """Write this rank's file, and return the files of all ranks once they exist; None on ranks that do not commit."""
+def _written(save: CheckpointDraft, buffers: Iterable[memoryview]) -> tuple[tuple[File, ...], str] | None:
+    """Write this rank's file, and return the files of all ranks once they exist, with what in them is not finite.
+
+    Return None on ranks that do not commit.
+    """
     place = save.directory / save.name
     folder.make(save.directory, save.name)
-    file = tensors.write(place / folder.data(save.rank), save.layout, save.metadata, buffers)
+    check = Check(save.layout, save.watch)
+    file = tensors.write(place / folder.data(save.rank), save.layout, save.metadata, check.pieces(buffers))
     if not save.commit.sharded:
-        return (file,)
+        return (file,), check.words
     if save.rank:
-        folder.write_part(save.directory, save.name, save.rank, file)
+        folder.write_part(save.directory, save.name, save.rank, file, check.words)
         return None
-    return (file, *_of_others(save))
+    parts = {0: (file, check.words), **_of_others(save)}
+    odd = (f"{words} (rank {rank})" for rank, (_, words) in parts.items() if words)
+    return tuple(part for part, _ in parts.values()), next(odd, "")
 
 
-def _of_others(save: CheckpointDraft) -> list[File]:
-    """Wait until all ranks except 0 have reported their files, and return the files in the order of the ranks.
+def _of_others(save: CheckpointDraft) -> dict[int, tuple[File, str]]:
+    """Wait until all ranks except 0 have reported their files, and return these reports in the order of the ranks.
 
     The reports are looked up by name, because a listing may be stale.
     """
-    files: dict[int, File] = {}
+    reports: dict[int, tuple[File, str]] = {}
     heard, pause_s = time.monotonic(), _LOOK_FIRST_S
     missing = list(range(1, save.commit.size))
     while True:
         for rank in missing:
-            file = folder.read_part(save.directory, save.name, rank)
-            if file is not None:
-                files[rank], heard = file, time.monotonic()
-        missing = [rank for rank in missing if rank not in files]
+            part = folder.read_part(save.directory, save.name, rank)
+            if part is not None:
+                reports[rank], heard = part, time.monotonic()
+        missing = [rank for rank in missing if rank not in reports]
         if not missing:
-            return [files[rank] for rank in sorted(files)]
+            return dict(sorted(reports.items()))
         if time.monotonic() - heard > OTHERS_LIMIT_S:
             ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             raise CheckpointStorageError(
@@ -136,6 +146,7 @@ def _committed(save: CheckpointDraft, commit: Commit, others: list[Entry]) -> No
             took_s if save.blocked_s is None else save.blocked_s,
             commit.metrics,
             best=top is not None and top.name == save.name,
+            not_finite=commit.not_finite,
         )
     )
     for entry in retention.expired(entries, save.policy):

@@ -84,6 +84,8 @@ class Gang:
         self._arrived: collections.deque[Arrival] = collections.deque()  # messages that poll() has not processed yet
         self._untold: list[Event] = []  # events of submit(), which the next poll() returns
         self._joining: Joining | None = _joining()  # None once the gang is up
+        self._going: set[int] = set()  # ranks that have got SIGTERM, and stay until a checkpoint is saved
+        self._save_points: dict[int, int] = {}  # by rank, the number of the next save point
         self._gathering: dict[int, messages.Gather] = {}  # by rank, the calls of barrier() and allGather() that wait
         self._ticket = Ticket(-1, "", 0, "")  # what all members get, once the gang has been started
         self._end: End | None = None
@@ -344,6 +346,11 @@ class Gang:
                 if self.execution is not None:
                     self.execution.alone[rank] = report
                 return []
+            case messages.HostGoing():
+                return self._host_goes(rank, report)
+            case messages.SavePoint():
+                self._save_point(rank, report)
+                return []
             case messages.Exited():
                 return self._exited(rank, exit_failure(report))
             case messages.GpuTrouble():
@@ -368,6 +375,32 @@ class Gang:
                 self._outbox.send(self._members.member_of[one], answer)
         return []
 
+    def _host_goes(self, rank: int, report: messages.HostGoing) -> list[Event]:
+        """Have all ranks save, now that the host of `rank` is going. If the gang ends anyway, end the rank at once."""
+        member = self._members.member_of[rank]
+        if self._end is End.STOPPING or self._over or self.execution is None:
+            self._outbox.send(member, messages.Stop(signal.SIGKILL, 0.0) if self._end else messages.GoNow())
+            return []
+        is_first = not self._going
+        self._going.add(rank)
+        if is_first:
+            for running in self.execution.running:
+                self._outbox.send(self._members.member_of[running], messages.SaveSoon())
+        host = self._members.worlds[member].node
+        return [events.Notice(time.time(), describe.host_goes(rank, host, report.grace_s))]
+
+    def _save_point(self, rank: int, point: messages.SavePoint) -> None:
+        """When all ranks have answered, have them save at the same point; when they have saved, let ranks go."""
+        self._save_points[rank] = point.number
+        running = [] if self.execution is None else self.execution.running
+        if point.saved:
+            for gone in self._going:
+                self._outbox.send(self._members.member_of[gone], messages.GoNow())
+        elif all(one in self._save_points for one in running):
+            for one in running:
+                number = max(self._save_points.values())
+                self._outbox.send(self._members.member_of[one], messages.SaveSoon(number))
+
     def _heard(self, rank: int, news: messages.RankNews) -> None:
         endpoints = self._members.endpoints  # the previous port may be in use by now
         endpoints[rank] = endpoints[rank]._replace(port=news.port)
@@ -385,6 +418,8 @@ class Gang:
         """Return the events for the beginning of an execution."""
         now = time.time()
         self._gathering.clear()
+        self._going.clear()
+        self._save_points.clear()
         begun = [events.RankStarted(now, *self.place_of(rank)) for rank in execution.ranks]
         return [*begun, *self._gpus.begin(execution.ranks)]
 

@@ -33,6 +33,7 @@ def exit_failure(exited: Exited) -> Failure:
         return Failure("out of memory", f"out of memory: killed by {name}; {peak}", advice=advice, signal=name)
     advice = {
         "SIGSEGV": "Native code crashed; its stack is among the last lines of the rank.",
+        "SIGTERM": "Something asked the process to end: a scheduler, a spot market, Spark, or a user.",
         "SIGABRT": "Native code called abort(); the last lines of the rank may say why.",
         "SIGKILL": f"Another process or the kernel killed the rank; {peak}. dmesg shows whether the machine ran out "
         "of memory.",

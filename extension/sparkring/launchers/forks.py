@@ -49,13 +49,10 @@ class ForkedMember:
         assert self.returncode is not None
         return self.returncode
 
-    def terminate(self) -> None:
-        self._send(signal.SIGTERM)
-
     def kill(self) -> None:
-        self._send(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
-    def _send(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._ended, number)  # another process may have got the member's pid by now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -161,8 +162,8 @@ class LocalLauncher(Launcher):
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                # The member may be blocked because its rank reads nothing. On SIGTERM, the member kills the rank.
-                process.terminate()
+                # The member may be blocked because its rank reads nothing. On SIGUSR1, the member kills the rank.
+                process.send_signal(signal.SIGUSR1)
         for process in self._members:
             assert process.stdin is not None
             with contextlib.suppress(OSError):

@@ -7,12 +7,14 @@ calls them can first be tried in the notebook.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
-from sparkring.runtime import loops
+from sparkring.errors import NotFiniteError
+from sparkring.runtime import loops, world
 from sparkring.wire.messages import Metrics, Told, UserMessage
 
 MESSAGE_CHARACTERS = 4_000  # longer messages are cut off, as the documentation of HorovodRunner says
@@ -23,6 +25,7 @@ VALUE_CHARACTERS = 200  # the repr of a value is cut off after this many charact
 Tell = Callable[[Told], None]
 _tell: Tell | None = None
 _step: int | None = None  # the step of metrics that are reported without a step
+_stops_on_nan = False
 _epoch: int | None = None  # the epoch that Keras' fit is in, counted from 1
 
 
@@ -38,9 +41,38 @@ def connected() -> bool:
 
 
 def tell(message: Told) -> None:
-    """Send a report to the driver. Without a driver, do nothing."""
+    """Send a report to the driver. Without a driver, do nothing.
+
+    Raises NotFiniteError after the report of a metric that is NaN or infinite, if the run stops on NaN.
+    """
     if _tell is not None:
         _tell(message)
+    if _stops_on_nan and isinstance(message, Metrics):
+        check_finite(message)
+
+
+def stop_on_nan(wanted: bool) -> None:
+    """Set whether check_finite() raises an error from now on."""
+    global _stops_on_nan
+    _stops_on_nan = wanted
+
+
+def stops_at(logs: Any) -> bool:
+    """Return whether the run must stop because of a value in Keras' `logs`."""
+    return _stops_on_nan and not all(map(math.isfinite, numbers(logs).values()))
+
+
+def check_finite(report: Metrics) -> None:
+    """If the run stops on NaN, raise NotFiniteError if one of the metrics is NaN or infinite."""
+    name = next((name for name, value in report.values.items() if not math.isfinite(value)), None)
+    if name is None or not _stops_on_nan:
+        return
+    places = ((noun, number) for noun, number in (("epoch", report.epoch), ("step", report.step)) if number is not None)
+    at = ", ".join(f"{noun} {number:,}" for noun, number in places)
+    what = "NaN" if math.isnan(report.values[name]) else "infinite"
+    raise NotFiniteError(
+        f"{name} is {what} on rank {world.world().rank}{f' at {at}' if at else ''}: --stop-on nan ends the run here."
+    )
 
 
 @contextlib.contextmanager

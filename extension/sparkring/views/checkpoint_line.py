@@ -22,10 +22,11 @@ _LINE = 13  # the distance from one line of a label to the next
 _APART = 6  # the smallest distance between the lines that show where attempts begin
 _REMOVED_PART = 0.35  # the largest part of the width that removed checkpoints may take
 
-State = Literal["committed", "partial", "damaged", "removed"]
-STATES: tuple[State, ...] = ("committed", "partial", "damaged", "removed")
+State = Literal["committed", "not finite", "partial", "damaged", "removed"]
+STATES: tuple[State, ...] = ("committed", "not finite", "partial", "damaged", "removed")
 SAID: dict[State, str] = {
-    "committed": "committed", "partial": "not committed", "damaged": "damaged", "removed": "removed",
+    "committed": "committed", "not finite": "not finite", "partial": "not committed", "damaged": "damaged",
+    "removed": "removed",
 }  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def chosen(marks: Sequence[Mark], most: int) -> list[int]:
     kept = {at for at, mark in enumerate(marks) if mark.best or mark.resumes} | {0, len(marks) - 1}
     groups = [
         [at for at, mark in enumerate(marks) if mark.state in states and at not in kept]
-        for states in (("damaged", "partial"), ("committed",), ("removed",))
+        for states in (("damaged", "partial", "not finite"), ("committed",), ("removed",))
     ]
     for at, group in enumerate(groups, 1):
         room = most - len(kept)
@@ -233,6 +234,7 @@ _RING = f'<path d="{_circle(9)}" fill="none" stroke="{BLUE}" stroke-width="1.6"/
 _SHAPES: dict[str, str] = {
     "best": f'<path d="{_STAR}" fill="{GREEN}"/>',
     "committed": f'<path d="{_circle(4)}" fill="{BLUE}"/>',
+    "not finite": f'<path d="M0 -5L5 4H-5z" fill="none" stroke="{RED}" stroke-width="1.8"/>',
     "partial": f'<path d="{_circle(4)}" fill="none" stroke="{AMBER}" stroke-width="1.6" stroke-dasharray="2.4 1.8"/>',
     "damaged": f'<path d="M-4 -4L4 4M4 -4L-4 4" stroke="{RED}" stroke-width="2.4"/>',
     "removed": '<path d="M0 -4V4" stroke="currentColor" stroke-opacity=".45" stroke-width="1.4"/>',

@@ -46,10 +46,12 @@ def recorded(record: RunRecord) -> list[Series]:
 
 
 def _recorded(folder: str, kind: str, checkpoints: Sequence[Checkpoint], record: RunRecord) -> Series:
-    newest = max((at for at, checkpoint in enumerate(checkpoints) if checkpoint.state == "committed"), default=-1)
+    good = (at for at, one in enumerate(checkpoints) if one.state == "committed" and not one.saved.not_finite)
+    newest = max(good, default=-1)
 
     def mark(at: int, checkpoint: Checkpoint) -> Mark:
-        saved, state, reason = checkpoint.saved, checkpoint.state, checkpoint.reason
+        saved = checkpoint.saved
+        state, reason = _marked(checkpoint.state, saved.not_finite, checkpoint.reason)
         attempt = f"attempt {checkpoint.attempt}" if len(record.attempts) > 1 and checkpoint.attempt else ""
         origin = f"rank {saved.rank} in {attempt}" if attempt else f"rank {saved.rank}"
         time, is_newest = saved.time, at == newest and kind == "sparkring"
@@ -63,6 +65,11 @@ def _recorded(folder: str, kind: str, checkpoints: Sequence[Checkpoint], record:
     marks = tuple(mark(at, checkpoint) for at, checkpoint in enumerate(checkpoints))
     began = record.started if record.ended else 0.0
     return Series(folder, marks, ("saved by",), _noun(kind, record), _WRITERS.get(kind, ""), began=began)
+
+
+def _marked(state: State, not_finite: str, reason: str) -> tuple[State, str]:
+    """Return the state to show, and its reason, for a checkpoint that may have NaN or infinity."""
+    return ("not finite", not_finite) if state == "committed" and not_finite else (state, reason)
 
 
 def _earlier(checkpoint: Checkpoint) -> bool:
@@ -79,14 +86,14 @@ def listed(inventory: Inventory) -> Series:
 
 
 def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
-    state: State = "damaged" if entry.state == "corrupt" else entry.state
+    state, reason = _marked("damaged" if entry.state == "corrupt" else entry.state, entry.not_finite, entry.reason)
     commit, stretch = entry.commit, str(entry.parsed.stamp)
     if commit is None:
         return Mark(entry.step, state, origin=("", ""), stretch=stretch, reason=entry.reason)
     ranks = f"{commit.size:,}, sharded" if commit.sharded else f"{commit.size:,}"
     return Mark(
         entry.step, state, commit.time, commit.size_bytes, commit.metrics, (commit.run_id, ranks), stretch,
-        entry.reason, best, resumes,
+        reason, best, resumes,
     )  # fmt: skip
 
 
@@ -112,7 +119,11 @@ def saved_words(record: RunRecord, series: Series, now: float) -> str:
 
 def _count_words(series: Series) -> str:
     counts = {state: sum(mark.state == state for mark in series.marks) for state in STATES}
-    words = [f"{len(series.marks) - counts['partial']:,} saved", f"{counts['committed']:,} still there"]
+    words = [
+        f"{len(series.marks) - counts['partial']:,} saved",
+        f"{counts['committed'] + counts['not finite']:,} still there",
+    ]
+    words += [f"{counts['not finite']:,} with NaN or infinity"] if counts["not finite"] else []
     words += [f"{counts['damaged']:,} damaged"] if counts["damaged"] else []
     return ", ".join(words)
 
@@ -160,10 +171,16 @@ def _size(entries: Iterable[Entry]) -> str:
 
 def advice(inventory: Inventory) -> list[str]:
     """Return sentences about problems and what to do about them, the most serious first."""
-    sentences = []
+    sentences, committed = [], _in_state(inventory, "committed")
     if inventory.entries and inventory.newest is None:
-        sentences.append("No checkpoint here is complete, so a run starts from the beginning.")
+        which = "has only finite weights" if committed else "is complete"
+        sentences.append(f"No checkpoint here {which}, so a run starts from the beginning.")
     sentences += [words] if (words := damage_words(listed(inventory))) else []
+    if odd := [entry for entry in committed if entry.not_finite]:
+        sentences.append(
+            f"{_steps(odd)} {'has' if len(odd) == 1 else 'have'} NaN or infinity, so no run continues from "
+            f"{'it' if len(odd) == 1 else 'them'}; restore(state, {odd[0].step}) loads it all the same."
+        )
     partial, newest = _in_state(inventory, "partial"), inventory.newest
     going_on = [entry for entry in partial if newest is None or entry.parsed.age > newest.parsed.age]
     left = [entry for entry in partial if entry not in going_on]

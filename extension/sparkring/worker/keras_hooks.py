@@ -89,7 +89,10 @@ def _callback(module: types.ModuleType) -> Any:
     ).Callback
 
     class ReportMetrics(base):  # type: ignore[misc, valid-type]
-        """Reports the metrics after each epoch and, during an epoch, at most five times a second."""
+        """Reports the metrics after each epoch and, during an epoch, at most five times a second.
+
+        If the run stops on NaN, the metrics of each batch are looked at.
+        """
 
         # With this, Keras passes tensors in `logs`, which are converted only when they are reported.
         _supports_tf_logs = True
@@ -105,7 +108,7 @@ def _callback(module: types.ModuleType) -> Any:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             now = time.monotonic()
-            if now - self._last >= _BATCH_EVERY_S:
+            if now - self._last >= _BATCH_EVERY_S or report.stops_at(logs):
                 self._last = now
                 report.log(
                     step=batch + 1,
@@ -147,10 +150,12 @@ def _tell_model_checkpoints(kind: Any) -> None:
         if is_written and _writes(callback.model):
             folder, name = os.path.split(path.rstrip("/"))
             numbers, best = report.numbers(logs), bool(callback.save_best_only)
-            saved = CheckpointSaved(
-                folder or ".", name, int(epoch) + 1, _size_bytes(path), took_s, took_s, numbers, best, kind="keras"
+            size_bytes, odd = _size_bytes(path), _not_finite(callback.model)
+            report.tell(
+                CheckpointSaved(
+                    folder or ".", name, int(epoch) + 1, size_bytes, took_s, took_s, numbers, best, "keras", odd
+                )
             )
-            report.tell(saved)
 
     if hasattr(kind, "_should_save_model"):
         _tell_after(kind, "_should_save_model", note)
@@ -175,7 +180,10 @@ def _tell_backups(kind: Any) -> None:
             remove(callback)
             name = os.path.relpath(path, folder)
             callback._sparkring_wrote = (folder, name)
-            report.tell(CheckpointSaved(folder, name, epoch, _size_bytes(path), took_s, took_s, kind="tensorflow"))
+            size_bytes, odd = _size_bytes(path), _not_finite(callback.model)
+            report.tell(
+                CheckpointSaved(folder, name, epoch, size_bytes, took_s, took_s, kind="tensorflow", not_finite=odd)
+            )
 
     def remove(callback: Any) -> None:
         folder, name = callback.__dict__.pop("_sparkring_wrote", ("", ""))
@@ -217,6 +225,20 @@ def _writes(model: Any) -> bool:
     """
     extended = getattr(getattr(model, "distribute_strategy", None), "extended", None)
     return bool(getattr(extended, "should_checkpoint", True))
+
+
+def _not_finite(model: Any) -> str:
+    """Say which weight of a model is NaN or infinite; return '' if none is, or if only all replicas can read them."""
+    extended = getattr(getattr(model, "distribute_strategy", None), "extended", None)
+    if extended is not None and getattr(extended, "_in_multi_worker_mode", bool)():
+        return ""
+    import numpy as np  # Keras has imported it
+
+    for weight in model.weights:
+        values = np.asarray(weight)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            return f"{'NaN' if np.isnan(values).any() else 'infinity'} in {weight.name}"
+    return ""
 
 
 def _size_bytes(path: str) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sparkring.capture.calls import options_apart
 from sparkring.engine.run.background import BackgroundRun
-from sparkring.engine.run.options import Logs, Options, check_framework, checked, restarts, whole
+from sparkring.engine.run.options import Logs, Options, StopOn, check_framework, checked, restarts, whole
 from sparkring.engine.run.prepare import prepare
 from sparkring.engine.run.questions import RankQuestions
 from sparkring.engine.run.result import Result, RunResult
@@ -138,6 +138,8 @@ def run(
     timeout_s: float | None = None,
     checkpoint_dir: str | os.PathLike[str] = "",
     max_restarts: int | None = None,
+    stop_on: StopOn = "",
+    grace_s: float = 30.0,
     min_np: int = 0,
     fresh: bool = False,
     resume: bool = False,
@@ -172,6 +174,8 @@ def run(
         timeout_s=timeout_s,
         checkpoint_dir=directory,
         max_restarts=restarts(max_restarts, directory),
+        stop_on=stop_on,
+        grace_s=grace_s,
         min_np=min_np,
         fresh=fresh,
         resume=resume,

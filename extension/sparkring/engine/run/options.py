@@ -18,12 +18,14 @@ from sparkring.engine.run.option_types import (
 )
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
+from sparkring.runtime.going import MOST_GRACE_S
 
 if TYPE_CHECKING:
     from sparkring.launchers.base import Place
 
 Logs = Literal["all", "rank0", "callbacks"]
 Profile = Literal["torch"]
+StopOn = Literal["", "nan"]
 RESTARTS = 3  # the default for a run with checkpoints
 # The frameworks on whose ranks a function can run.
 OF_FUNCTIONS = tuple(name for name, framework in FRAMEWORKS.items() if not framework.in_task)
@@ -100,6 +102,11 @@ class Options(SharedOptions):
         "S",
         seconds,
     )
+    stop_on: StopOn = option(  # noqa: RUF009 - it returns a field
+        "",
+        "end the run, without a restart, at the step where a rank reports a metric that is NaN or infinite",
+        choices=("nan",),
+    )
     checkpoint_dir: str = option(
         "",
         "the directory for checkpoints() (dbfs: or any URL); the run continues from the last checkpoint there",
@@ -111,6 +118,12 @@ class Options(SharedOptions):
         "K",
         count,
         least=0,
+    )
+    grace_s: float = option(
+        30.0,
+        "after SIGTERM, let ranks whose code saves checkpoints go on for up to S seconds (default: 30) and save",
+        "S",
+        seconds,
     )
     min_np: int = option(
         0,
@@ -170,6 +183,12 @@ def checked(who: str, asked: Options, *, horovod: bool) -> Options:
         raise OptionsError(f"{who}: --dry-run starts nothing, but --background starts a run: choose one.")
     if asked.fresh and asked.resume:
         raise OptionsError(f"{who}: --fresh starts over, but --resume continues: choose one.")
+    if asked.stop_on not in get_args(StopOn):
+        raise OptionsError(f'{who}: stop_on={asked.stop_on!r}: expected "nan", or "" to go on after NaN.')
+    if asked.stop_on and not asked.autolog:
+        raise OptionsError(f"{who}: --stop-on nan needs the metrics that --autolog turns off: leave out one of them.")
+    if not 0 < asked.grace_s <= MOST_GRACE_S:
+        raise OptionsError(f"{who}: --grace {asked.grace_s:g}: expected more than 0 s, and at most {MOST_GRACE_S:g} s.")
     if asked.min_np and not asked.max_restarts:
         raise OptionsError(
             f"{who}: --min-np {asked.min_np} is for restarts: add --max-restarts 3, or --checkpoint-dir."

@@ -83,6 +83,8 @@ class Restarts:
                 else:
                     return outcome
                 self.recorder.add([events.AttemptEnded(time.time(), number, outcome.reason, outcome.rank, pause_s)])
+                if self.directory is not None and (odd := self.directory.passed_over(self.recorder.record, last)):
+                    self.recorder.notice(odd)
                 if outcome.ending == "failed":
                     self._tell_of_a_new_beginning(last)
                 if poll_until(lambda: self.interrupts.seen, time.monotonic() + pause_s):
@@ -119,7 +121,7 @@ class Restarts:
     def _tell_of_a_new_beginning(self, last: Last) -> None:
         if self.directory is not None and not last.name:
             self.recorder.notice(
-                f"the cell runs again without a checkpoint: all in {self.options.checkpoint_dir} are damaged"
+                f"the cell runs again without a checkpoint: none in {self.options.checkpoint_dir} is usable"
                 if self.recorder.record.checkpoints
                 else f"the cell runs again, and checkpoints() has saved nothing in {self.options.checkpoint_dir} yet: "
                 "without a checkpoint of its own, it trains from the beginning (checkpoints().save(step, state) on the "

@@ -78,6 +78,11 @@ def unread_change(name: str) -> str:
     )
 
 
+def host_goes(rank: int, host: str, grace_s: float) -> str:
+    """Say that a rank has got SIGTERM, and that the ranks save a checkpoint before it ends."""
+    return f"rank {rank}'s host {host} is going (SIGTERM): the ranks save at their next step, within {grace_s:g} s"
+
+
 def lone_ranks(size: int, reports: Sequence[TrainsAlone], makes_ring: Mapping[str, str]) -> str:
     """Say that the ranks train without one another, and what to do. `makes_ring` is the attribute of a Framework."""
     connected = ", although they are connected" if any(report.connected for report in reports) else ""

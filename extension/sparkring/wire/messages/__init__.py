@@ -37,7 +37,20 @@ from sparkring.wire.messages.run_reports import *
 
 MemberOrder = Stop | Interrupt | GiveBack | TakeStack | RecordTimeline | EnterWorld  # what members carry out
 # The driver's orders to ranks, which members pass on.
-PassedOn = ModuleFiles | LackingPackages | Work | Run | Answer | Gathered | Release | EndItem | StoredKey | Leave
+PassedOn = (
+    ModuleFiles
+    | LackingPackages
+    | Work
+    | Run
+    | Answer
+    | Gathered
+    | Release
+    | EndItem
+    | SaveSoon
+    | GoNow
+    | StoredKey
+    | Leave
+)
 RankOrder = PassedOn | EnterWorld | SetEnvironment
 MemberReport = Hello | Beat | Output | GpuUsed | GpuTrouble | RankUsed | Stack | GivenBack | TimelinePart | Exited
 # What a rank reports while it is running a request.
@@ -61,7 +74,7 @@ Told = (
     | TracePart
 )
 RequestEnd = Done | Failed
-RankReport = RequestEnd | Importing | CollectivesEnded | TrainsAlone | StoredKey | Gather | Told
+RankReport = RequestEnd | Importing | CollectivesEnded | TrainsAlone | HostGoing | SavePoint | StoredKey | Gather | Told
 Report = MemberReport | RankReport
 Kept = Output | GpuUsed | RankUsed | TimelinePart | Told  # passed to the run's record unchanged
 Message = MemberOrder | RankOrder | Report | ModelUsed

@@ -216,6 +216,8 @@ class Run(NamedTuple):
 
     pull: names whose values the rank sends back afterwards. If it is not the one that is `pulled`, it sends only its
         shards of sharded tensors in these values.
+    grace_s: how long the rank may stay after SIGTERM to save a checkpoint.
+    stops_on_nan: whether to raise an error when a metric is reported that is NaN or infinite.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
     post_mortem: whether to open Python's debugger if the code raises an exception.
     traces: whether to record some steps with PyTorch's profiler.
@@ -234,6 +236,8 @@ class Run(NamedTuple):
     pulled: bool = True
     post_mortem: bool = False
     traces: bool = False
+    stops_on_nan: bool = False
+    grace_s: float = 30.0
 
     def problem(self) -> str:
         return "" if self.parts else "there is no payload"
@@ -245,6 +249,16 @@ class Release(NamedTuple):
 
 class EndItem(NamedTuple):
     """End the current item if the rank is still running it, because the result of the item is no longer wanted."""
+
+
+class SaveSoon(NamedTuple):
+    """A host is going. Save at the save point `number`; if it is 0, first answer with a SavePoint."""
+
+    number: Count = 0
+
+
+class GoNow(NamedTuple):
+    """End as SIGTERM would have ended the rank, which has stayed until the checkpoint was saved."""
 
 
 class Answer(NamedTuple):

@@ -139,6 +139,19 @@ class Gather(NamedTuple):
     text: str = ""
 
 
+class HostGoing(NamedTuple):
+    """The rank has got SIGTERM, and its code saves checkpoints. It ends after `grace_s` seconds, or when told to."""
+
+    grace_s: float
+
+
+class SavePoint(NamedTuple):
+    """The answer to SaveSoon: the rank will pass the save point `number` next. With `saved`, it has saved there."""
+
+    number: Count
+    saved: bool = False
+
+
 class TrainsAlone(NamedTuple):
     """The rank has trained with `library`, but has exchanged nothing with other ranks so far.
 

@@ -210,7 +210,7 @@ class CheckpointSaved(NamedTuple):
     `folder` is the directory of checkpoints as the user wrote it, and `name` is the checkpoint's name in it. `took_s`
     is the time from the call to the commit; training waited for `blocked_s` of it. `metrics` were saved with the
     checkpoint. `kind` says what wrote it: "keras" is ModelCheckpoint, "tensorflow" is BackupAndRestore; for these two,
-    `step` is the epoch.
+    `step` is the epoch. `not_finite` says which weights or which metric are NaN or infinite, '' if none is.
     """
 
     folder: str
@@ -222,6 +222,7 @@ class CheckpointSaved(NamedTuple):
     metrics: Mapping[str, float] = {}
     best: bool = False
     kind: CheckpointKind = "sparkring"
+    not_finite: str = ""
     time: float = 0.0
     rank: int = 0
 

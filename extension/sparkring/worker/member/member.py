@@ -41,6 +41,7 @@ from sparkring.worker.member.timeline import TimelineFile
 
 TICK_S = 0.5  # look at least this often whether the parent has exited
 BEAT_EVERY_S = 2.0  # well below the driver's SILENT_LIMIT_S: some Beats may be late on a busy machine
+PARENT_GRACE_S = 60.0  # how long a rank may stay when Spark's worker has ended, to save a checkpoint
 WATCH_GPUS_AFTER_S = 0.2  # opening NVML takes up to 0.1 s, in which the rank would have to wait for its request
 # While requests are waiting in the member, a report from the rank is held back for up to HOLD_S, and sent with
 # the next report. When the number of waiting requests is a multiple of TOGETHER, the report is sent at once.
@@ -76,13 +77,14 @@ class Member:
 
     def __init__(self, ticket: Ticket, rank: RankProcess, parent_ended: Callable[[], bool], home: Connection) -> None:
         self.parent_ended = parent_ended
-        self.folder = ticket.cleanup
+        self.folder, self.on_spark = ticket.cleanup, bool(ticket.context)
         self.rank = rank
         self.requests = RankRequests()
         self.output = RankOutput(rank.stdout, rank.stderr, self.tell)
         self.control = selectors.DefaultSelector()  # watches all but the rank's output
         self.timeline: TimelineFile | None = None
         self.last_beat = time.monotonic()
+        self.leaves_at: float | None = None  # when to end, after Spark's worker has ended
         self.world = World()
         self.gpus = Meter()
         self.watch_gpus_at: float | None = None
@@ -119,7 +121,8 @@ class Member:
         # signal that has a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, lambda *_: self.rank.stop(signal.SIGKILL, 0.0))
+        signal.signal(signal.SIGUSR1, lambda *_: self.rank.stop(signal.SIGKILL, 0.0))  # the launcher sends it
+        signal.signal(signal.SIGTERM, lambda *_: self.rank.notice())
         # What ends the driver's terminal or session must not end the member before its rank.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -137,7 +140,7 @@ class Member:
                         self.rank.reap()
                     case "parent":
                         if not os.read(0, 512):
-                            self.abandon()
+                            self.parent_gone()
                     case "home":
                         self.from_home()
                     case "rank":
@@ -168,7 +171,9 @@ class Member:
 
     def tick(self) -> None:
         now = time.monotonic()
-        if self.parent_ended():
+        if self.leaves_at is None and self.parent_ended():
+            self.parent_gone()
+        if self.leaves_at is not None and now >= self.leaves_at:
             self.abandon()
         self.rank.kill_if_due(now)
         self.output.send_partial_lines(now)
@@ -294,6 +299,18 @@ class Member:
         self.requests.waiting.clear()
 
     # ── the end ──────────────────────────────────────────────────────────────────
+
+    def parent_gone(self) -> None:
+        """End, now that the parent has ended. If this is Spark's worker, let a rank that saves checkpoints save first.
+
+        Spark ends its workers when an executor is ended. The driver may be as well as before.
+        """
+        if not self.on_spark or not self.rank.catches_sigterm():
+            self.abandon()
+        self.leaves_at = time.monotonic() + PARENT_GRACE_S
+        for selector in (self.control, self.output.selector):
+            selector.unregister(0)
+        self.rank.notice()
 
     def abandon(self) -> NoReturn:
         """Make main() kill the rank and end this process. The driver or the parent is gone, so nothing is reported."""

@@ -56,6 +56,20 @@ class RankProcess:
             process.signal_group(self.pid, with_signal)
             self.state = Stopping(time.monotonic() + grace_s)
 
+    def notice(self) -> None:
+        """Tell the rank, but not what it has started, that this host is going."""
+        if self.exit is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def catches_sigterm(self) -> bool:
+        """Return whether SIGTERM does not end the rank at once: it saves checkpoints, or its code has a handler."""
+        try:
+            with open(f"/proc/{self.pid}/status") as file:
+                caught = next(line for line in file if line.startswith("SigCgt:"))
+        except (OSError, StopIteration):
+            return False
+        return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
     def kill_if_due(self, now: float) -> None:
         if self.kill_at is not None and now >= self.kill_at:
             self.state = None  # once is enough: reap() notes the exit

@@ -18,6 +18,7 @@ from sparkring.errors import (
     CheckpointDamagedError,
     CheckpointError,
     CheckpointStorageError,
+    NotFiniteError,
     OptionsError,
     PathError,
     SparkringError,
@@ -49,7 +50,17 @@ _NOT_DEFINED = re.compile(r"'(\w+)' is not defined")
 _NOT_IN_MAIN = re.compile(r"Can't get attribute '(\w+)[.\w]*' on <module '__main__'")  # pickle's message
 _SCOPES = {"globals", "locals", "vars"}
 # Exceptions that the same code would raise again, on whichever machines the ranks run.
-_CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
+_CODE = (
+    NameError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    SyntaxError,
+    OptionsError,
+    PathError,
+    CheckpointError,
+    NotFiniteError,
+)
 
 # pybind11 puts this text into an exception if a KeyboardInterrupt arrives while the exception is being made. This can
 # happen when a TensorFlow collective is ended.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkring.capture.notebook_state import RankState
 from sparkring.compat import petastorm_warnings
 from sparkring.history import stacks
-from sparkring.runtime import report, resume_point, world
+from sparkring.runtime import going, report, resume_point, world
 from sparkring.runtime.interrupts import held_back
 from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError
@@ -155,6 +155,8 @@ class Rank:
         | messages.Failed
         | messages.Importing
         | messages.TrainsAlone
+        | messages.HostGoing
+        | messages.SavePoint
         | messages.StoredKey
         | messages.Gather,
     ) -> None:
@@ -202,6 +204,10 @@ class Rank:
             stdin.take(order)
         elif isinstance(order, messages.StoredKey):
             self.rendezvous().take(order)
+        elif isinstance(order, messages.SaveSoon):
+            going.hear(order.number)
+        elif isinstance(order, messages.GoNow):
+            going.go()
         elif isinstance(order, messages.Gathered):
             task_context.take(order)
         elif isinstance(order, messages.EndItem):
@@ -312,6 +318,7 @@ class Rank:
                     self.notebook.leave_run()
                     if request.traces:
                         sys.modules["sparkring.worker.rank.torch_trace"].finish()
+                    going.end()
                 displays.finish()
                 _finish_checkpoints()
             finally:
@@ -358,6 +365,7 @@ class Rank:
     def prepare(self, request: messages.Run) -> None:
         """Set up checkpoints, displays, the notebook's state, modules, the environment and autolog for a request."""
         resume_point.enter(request.checkpoints)
+        going.begin(self.tell, request.grace_s)
         displays.begin()
         shell.begin(raises=request.notebook.raises)
         self.notebook.apply(request.notebook)
@@ -373,6 +381,7 @@ class Rank:
         self.preloads.begin()
         displays.draw_figures()
         keras_hooks.report_fits(request.autolog)
+        report.stop_on_nan(request.stops_on_nan)
         mlflow_autolog.turn_on(request.notebook.autologging)
         if request.traces:
             from sparkring.worker.rank import torch_trace  # not at the top, since few requests need it
