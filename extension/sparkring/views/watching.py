@@ -6,7 +6,7 @@ import itertools
 import math
 from typing import NamedTuple
 
-from sparkring.history import metrics
+from sparkring.history import describe, metrics
 from sparkring.history.curves import better
 from sparkring.history.describe.progress import not_finite_words
 from sparkring.history.describe.text import counted, number
@@ -25,14 +25,22 @@ class Attention(NamedTuple):
     tab: str
 
 
-@metrics.remembered("metrics", "not_finite", "attempts", "checkpoints", "finished_ranks")
 def watching(record: RunRecord) -> Attention | None:
     """Return what needs attention most: values that are not finite, a validation metric that gets worse, a restart.
 
-    Return None if there is nothing to say. Runs of items have other views.
+    If there is none of them, it is what makes the run slow. Return None if there is nothing to say. Runs of items have
+    other views.
     """
     if record.items is not None:
         return None
+    if (first := _first(record)) is not None:
+        return first
+    judged = describe.verdict(record)
+    return Attention(describe.verdict_words(record), "timeline") if judged and judged.kind != "balanced" else None
+
+
+@metrics.remembered("metrics", "not_finite", "attempts", "checkpoints", "finished_ranks")
+def _first(record: RunRecord) -> Attention | None:
     odd = not_finite_words(record)
     if odd:
         return Attention(odd[0], "metrics")

@@ -144,6 +144,7 @@ def run(
     background: bool = False,
     timeline: bool = False,
     independent: bool = False,
+    profile: bool = True,
     env_pack: bool = False,
     **kwargs: Any,
 ) -> RunResult | BackgroundRun[RunResult]:
@@ -153,7 +154,8 @@ def run(
 
     `np` and `driver_log_verbosity` have the same meanings as in HorovodRunner. `framework` is "horovod", "jax",
     "torch", "tensorflow" or "plain". The other keywords have the same names and meanings as the options of %%horovod
-    (`--checkpoint-dir`, …). With background=True, run() returns a BackgroundRun at once.
+    (`--checkpoint-dir`, …); profile=False stands for `--no-profile`. With background=True, run() returns a
+    BackgroundRun at once.
 
     If `main` has a parameter with the same name as an option, such as checkpoint_dir, run() rejects this keyword,
     because it could mean the parameter or the option. Pass the argument of `main` by position, or with
@@ -176,6 +178,7 @@ def run(
         background=background,
         timeline=timeline,
         independent=independent,
+        profile=profile,
         env_pack=env_pack,
     )
     options = checked("run()", options, horovod=framework == "horovod")

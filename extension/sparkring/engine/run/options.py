@@ -126,6 +126,7 @@ class Options(SharedOptions):
     independent: bool = option(
         False, "each rank is meant to train a model of its own: do not say that the ranks have exchanged nothing"
     )
+    profile: bool = option(True, "do not find out where the ranks' time goes, and which rank the others wait for")
     background: bool = option(
         False, "return a BackgroundRun at once, so that the notebook is free; the run does not use the warm gang"
     )

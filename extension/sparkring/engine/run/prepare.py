@@ -208,6 +208,7 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
         environment={**root_for_ranks(), **dict(gang.wanted.env if gang else ()), **dict(options.env)},
         notebook=notebook_state.gather(),
         parts=(captured.payload, *captured.buffers),
+        profile=options.profile,
     )
     modules = modules_of(namespace[name] for name in captured.sent)
     data = None
@@ -257,6 +258,7 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
         environment={**root_for_ranks(), **dict(gang.wanted.env if gang else ())},
         notebook=notebook_state.gather(),
         parts=(packed.payload, *packed.buffers),
+        profile=spec.options.profile,
     )
     modules = modules_of((function, *args, *kwargs.values()))
     size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)

@@ -58,6 +58,7 @@ Told = (
     | CheckpointRestored
     | CheckpointRemoved
     | AtLine
+    | TimeSpent
 )
 RequestEnd = Done | Failed
 RankReport = RequestEnd | Importing | CollectivesEnded | TrainsAlone | StoredKey | Gather | Told

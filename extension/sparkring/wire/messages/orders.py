@@ -218,6 +218,7 @@ class Run(NamedTuple):
         shards of sharded tensors in these values.
     barrier: whether to give the cell the context and the rows of the rank's Spark task.
     environment: variables to set; `defaults` are set unless the rank already has them.
+    profile: whether the rank says where its time goes.
     """
 
     what: CellCode | FunctionCall | NextItem | NextBatch
@@ -230,6 +231,7 @@ class Run(NamedTuple):
     checkpoints: Here = Here()
     parts: Buffers = ()
     pulled: bool = True
+    profile: bool = False
 
     def problem(self) -> str:
         return "" if self.parts else "there is no payload"

@@ -280,3 +280,37 @@ class AtLine(NamedTuple):
     calls: tuple[str, ...]
     time: float = 0.0
     rank: int = 0
+
+
+class SpentAt(NamedTuple):
+    """How many seconds a rank has spent in a phase at one place of the user's code.
+
+    `what` says what the rank has called, such as `DataLoader` or `allreduce`. `line` is the line of the cell, 0 if the
+    cell is not on the stack, and `function` is the innermost function of the user's code, '' outside functions.
+    """
+
+    phase: str
+    what: str
+    line: Count
+    function: str
+    seconds: float
+
+
+class TimeSpent(NamedTuple):
+    """Where the time of a rank's main thread has gone since the cell began, from `looks` looks at its stack.
+
+    `phases` has the seconds of each phase, which add up to `elapsed_s`: the PHASES, and those that the user
+    has named. `places` are the places with most of the time. `cpu_s` is the CPU time of the main thread
+    and `process_cpu_s` that of all threads of its process. During `queued_s`, the main thread was ready to run, but no
+    core was free. Values that are not known are 0.
+    """
+
+    looks: Count
+    elapsed_s: float
+    phases: Mapping[str, float]
+    places: tuple[SpentAt, ...] = ()
+    cpu_s: float = 0.0
+    process_cpu_s: float = 0.0
+    queued_s: float = 0.0
+    time: float = 0.0
+    rank: int = 0
