@@ -124,7 +124,7 @@ EXAMPLES: list[Message] = [
     messages.CheckpointRemoved("dir", "00000001"),
     messages.AtLine(3, ("<cell>:3 <module>",)),
     messages.TimeSpent(
-        120, 9.6, {"compute": 9.0, "data": 0.6}, (messages.SpentAt("data", "DataLoader", 8, "Images.__getitem__", 0.6),)
+        120, 9.6, {"data": 0.6}, (messages.SpentAt("data", "DataLoader", (messages.UserCall("load", 8),), 0.6),)
     ),
     messages.ModelUsed("1f2e", "host", 4711, None, ()),
     messages.ModelUsed("1f2e", "host", 4711, 0.5, (messages.TaskScored(3, 17, "5", 2, 9, 99, 1, 0.5, "failed", "no"),)),

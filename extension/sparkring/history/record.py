@@ -546,16 +546,14 @@ def _since(before: events.TimeSpent | None, after: events.TimeSpent) -> PhaseTim
 
 
 def _merged(lane: tuple[PhaseTimes, ...], most: int) -> tuple[PhaseTimes, ...]:
-    """If the lane has more than `most` parts, merge each two neighbours of the older half."""
+    """If the lane has more than `most` parts, merge the two neighbours that are shortest together."""
     if len(lane) <= most:
         return lane
-    half = most // 2 // 2 * 2
-    merged = []
-    for first, second in zip(lane[:half:2], lane[1:half:2], strict=True):
-        names = dict.fromkeys((*first.phases, *second.phases))
-        sums = {name: first.phases.get(name, 0.0) + second.phases.get(name, 0.0) for name in names}
-        merged.append(PhaseTimes(second.ended, sums))
-    return (*merged, *lane[half:])
+    lengths_s = [sum(part.phases.values()) for part in lane]
+    at = min(range(len(lane) - 1), key=lambda at: lengths_s[at] + lengths_s[at + 1])
+    (_, first), (ended, second) = lane[at : at + 2]
+    sums = {name: first.get(name, 0.0) + second.get(name, 0.0) for name in {**first, **second}}
+    return (*lane[:at], PhaseTimes(ended, sums), *lane[at + 2 :])
 
 
 def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int, bool]]:

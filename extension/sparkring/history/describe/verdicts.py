@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.history.describe.text import rank_list
-from sparkring.history.events import SpentAt, TimeSpent
+from sparkring.history.events import SpentAt, TimeSpent, UserCall
 from sparkring.history.lines import plain
 from sparkring.history.record import RankRecord, RunRecord
 from sparkring.wire.messages.fields import PHASES
@@ -20,12 +20,13 @@ from sparkring.wire.messages.fields import PHASES
 ENOUGH_LOOKS = 100  # of each rank, which takes some 8 s
 LEAST_SHARE = 0.15  # ranks that the others wait for during a smaller share of the time are not named
 LEAST_RATIO = 1.25  # nor are ranks whose own part takes at most this many times as long
-CERTAIN = 2.5  # the share must be so many times as large as the error of a random sample
+BY_CHANCE = 0.001  # about how likely it may be that ranks that are alike seem to differ, since looks are a sample
 # From these shares on, one phase of all ranks is the verdict.
 MUCH_DATA, MUCH_SAVING, MUCH_IDLE, MUCH_QUEUED, MUCH_COLLECTIVE = 0.3, 0.2, 0.4, 0.3, 0.4
 HANGS = 0.9  # with a larger share in collectives, the ranks may be waiting for something that never comes
 ONE_CORE_OF = 4  # a rank that uses one core is named if it may use at least this many
 FREE = 0.05  # if a rank waits for a free core during a smaller share of the time, cores are free
+SAME = 0.95  # of functions whose times are about the same, the innermost one is named
 NAMED = 0.02  # smaller shares are not mentioned
 WAITS = ("collective", "native")
 # What a rank does in a phase, as a share of its time.
@@ -41,7 +42,8 @@ DOING: Mapping[str, str] = {
 }
 
 VerdictKind = Literal["slow rank", "data", "save", "idle", "queued", "one core", "collective", "balanced"]
-_Key = tuple[str, str, str]  # the phase, what is called, and the function
+_NOWHERE = UserCall("", 0)
+_WHOLE = ""  # the name of all that a rank does
 
 
 class Verdict(NamedTuple):
@@ -85,15 +87,12 @@ def verdict(record: RunRecord) -> Verdict | None:
     if statistics.median(report.looks for report in spent) < ENOUGH_LOOKS:
         return None
     begun = [_without_start(report) for report in spent]
-    verdicts = [
-        verdict
-        for verdict in (_slow_rank(ranks, spent), *_much(begun), _queued(spent), _one_core(record, ranks, spent))
-        if verdict is not None
-    ]
-    if verdicts:
-        return max(verdicts, key=lambda verdict: verdict.share)
-    if (waiting := _collective(begun)) is not None:
-        return waiting
+    much = [judged for judged in (_slow_rank(ranks, spent), *_much(begun)) if judged is not None]
+    if much:
+        return max(much, key=lambda judged: judged.share)
+    judged = _queued(spent) or _one_core(record, ranks, spent) or _collective(spent)
+    if judged is not None:
+        return judged
     return Verdict("balanced", phase_shares(spent).get("compute", 0.0)) if record.outcome is not None else None
 
 
@@ -113,7 +112,7 @@ def _slow_rank(ranks: Sequence[RankRecord], spent: Sequence[TimeSpent]) -> Verdi
     """Return the verdict on ranks that the others wait for, if there are any.
 
     Ranks that meet in collectives go on together. So the slow ones wait least, and their own part takes longest. A rank
-    that waits for a free core is not blamed for it.
+    that waits for a free core is not blamed for it: its own part without this must explain half of what others wait.
     """
     if len(ranks) < 2:
         return None
@@ -129,61 +128,96 @@ def _slow_rank(ranks: Sequence[RankRecord], spent: Sequence[TimeSpent]) -> Verdi
     share = waited - max(shares[at].waits for at in slow)
     ratio = own / max(usual, 0.01)
     looks = min(report.looks for report in spent)
-    least = max(LEAST_SHARE, CERTAIN * math.sqrt(2 * waited * max(0.0, 1 - waited) / looks))
-    if share < least or ratio < LEAST_RATIO or own - usual < least:
+    error = math.sqrt(waited * max(0.0, 1 - waited) * (1 + 1 / len(fast)) / looks)
+    least = max(LEAST_SHARE, error * math.sqrt(2 * math.log(len(ranks) / BY_CHANCE)))
+    stretch = statistics.median(1 + shares[at].queued / max(shares[at].own, 0.01) for at in slow)
+    explained = (own - usual) * stretch
+    if share < least or ratio < LEAST_RATIO or explained < share / 2 or own - usual < 2 * error:
         return None
-    place, part = _difference([spent[at] for at in slow], [spent[at] for at in fast])
+    place, part = _difference(*([(spent[at], shares[at].whole_s) for at in some] for some in (slow, fast)))
     after = statistics.mean(shares[at].after for at in fast)
     return Verdict("slow rank", share, tuple(ranks[at].rank for at in slow), ratio, place, part, after > share / 2)
 
 
 def _shares(ranks: Sequence[RankRecord], spent: Sequence[TimeSpent]) -> list[_Shares]:
+    """Return the shares of each rank's time. Of the start, only what it takes longer than the shortest start counts.
+
+    In a short run, imports would otherwise be most of it.
+    """
     longest_s = max(report.elapsed_s for report in spent)
+    starts_s = [report.phases.get("start", 0.0) for report in spent]
+    own_starts_s = [start_s - report.start_queued_s for start_s, report in zip(starts_s, spent, strict=True)]
     shares = []
-    for rank, report in zip(ranks, spent, strict=True):
+    for rank, report, start_s, own_start_s in zip(ranks, spent, starts_s, own_starts_s, strict=True):
         after_s = longest_s - report.elapsed_s if rank.state == "finished" else 0.0
-        whole_s = sum(report.phases.values()) + after_s or 1.0
-        waits = (sum(report.phases.get(name, 0.0) for name in WAITS) + after_s) / whole_s
-        queued = min(1 - waits, report.queued_s / whole_s)
-        shares.append(_Shares(waits, after_s / whole_s, queued, 1 - waits - queued, whole_s))
+        whole_s = sum(report.phases.values()) - min(starts_s) + after_s or 1.0
+        waited_s = sum(report.phases.get(name, 0.0) for name in WAITS)
+        run_s = sum(report.phases.values()) - start_s - waited_s
+        queued_s = min(run_s, report.queued_s - report.start_queued_s)
+        own_s = run_s - queued_s + own_start_s - min(own_starts_s)
+        shares.append(
+            _Shares((waited_s + after_s) / whole_s, after_s / whole_s, queued_s / whole_s, own_s / whole_s, whole_s)
+        )
     return shares
 
 
-def _difference(slow: Sequence[TimeSpent], fast: Sequence[TimeSpent]) -> tuple[SpentAt | None, float]:
-    """Return the place at which slow ranks spend most of their additional time, and its fraction of that time."""
-    of_slow, of_fast = _by_place(slow), _by_place(fast)
-    more = {key: seconds - of_fast.get(key, 0.0) for key, seconds in of_slow.items() if key[0] not in WAITS}
-    whole = sum(seconds for seconds in more.values() if seconds > 0)
-    if not whole:
+_Reports = Sequence[tuple[TimeSpent, float]]  # what ranks have reported, and the seconds of which shares are taken
+
+
+def _difference(slow: _Reports, fast: _Reports) -> tuple[SpentAt | None, float]:
+    """Return where slow ranks spend most of their additional time, and its fraction of that time.
+
+    A function that all ranks call often, but that takes longer in the slow ranks because of one of its callers, says
+    less than this caller. So what counts is additional time in a function that is mostly additional time.
+    """
+    of_slow, of_fast = _inclusive(slow), _inclusive(fast)
+    more = {name: share - of_fast.get(name, 0.0) for name, share in of_slow.items()}
+    telling = {name: share * share / of_slow[name] for name, share in more.items() if share > 0 and name != _WHOLE}
+    if not telling:
         return None, 0.0
-    key = max(more, key=lambda key: more[key])
-    return _place(slow, key), more[key] / whole
+    most = max(telling.values())
+    name = next(name for name in telling if telling[name] >= SAME * most)  # the innermost one comes first
+    places = [place for report, _ in slow for place in report.places if name in _names(place)]
+    place = max(places, key=lambda place: place.seconds)
+    at = next((at for at, call in enumerate(place.calls) if _name(call) == name), 0)
+    return place._replace(calls=place.calls[at:]), min(1.0, more[name] / max(more[_WHOLE], more[name]))
 
 
-def _by_place(spent: Sequence[TimeSpent]) -> dict[_Key, float]:
-    """Return the mean share of the time at each place, whatever the line."""
-    sums: dict[_Key, float] = {}
-    for report in spent:
-        whole_s = sum(report.phases.values()) or 1.0
-        for place in report.places:
-            key = _key(place)
-            sums[key] = sums.get(key, 0.0) + place.seconds / whole_s / len(spent)
-    return sums
+def _inclusive(reports: _Reports) -> dict[str, float]:
+    """Return the mean share of the time in each function, and in what it calls, and of _WHOLE, except waiting."""
+    shares: dict[str, float] = {}
+    entries = [
+        (depth, name, place.seconds / whole_s / len(reports))
+        for report, whole_s in reports
+        for place in report.places
+        if place.phase not in WAITS
+        for depth, name in enumerate(_names(place))
+    ]
+    for _, name, share in sorted(entries, key=lambda entry: entry[0]):
+        shares[name] = shares.get(name, 0.0) + share
+    return shares
 
 
-def _key(place: SpentAt) -> _Key:
-    return (place.phase, place.what, place.function) if place.phase in PHASES else (place.phase, "", "")
+def _names(place: SpentAt) -> list[str]:
+    """Return names of what runs at a place, the innermost first: a phase that the user has named, functions, _WHOLE.
+
+    The first name tells the place from others of the same function.
+    """
+    own = place.phase if place.phase not in PHASES else f"{place.phase} {place.what} {_name(*place.calls[:1])}"
+    return list(dict.fromkeys([own, *map(_name, place.calls), _WHOLE]))
 
 
-def _place(spent: Iterable[TimeSpent], key: _Key | None = None, phase: str = "") -> SpentAt | None:
-    """Return the place where some ranks spend most of the time, among those with this key or in this phase."""
-    places = [place for report in spent for place in report.places if phase in ("", place.phase)]
-    if key is None:
-        keys: dict[_Key, float] = {}
-        for place in places:
-            keys[_key(place)] = keys.get(_key(place), 0.0) + place.seconds
-        key = max(keys, key=lambda key: keys[key], default=None)
-    return max((place for place in places if _key(place) == key), key=lambda place: place.seconds, default=None)
+def _name(call: UserCall = _NOWHERE) -> str:
+    return call.function or f"line {call.line}"
+
+
+def _place(spent: Iterable[TimeSpent], phase: str) -> SpentAt | None:
+    """Return where ranks spend most of the time in a phase."""
+    places = [place for report in spent for place in report.places if place.phase == phase]
+    sums: dict[str, float] = {}
+    for place in places:
+        sums[_names(place)[0]] = sums.get(_names(place)[0], 0.0) + place.seconds
+    return max(places, key=lambda place: (sums[_names(place)[0]], place.seconds), default=None)
 
 
 def _much(spent: Sequence[TimeSpent]) -> list[Verdict]:
@@ -195,7 +229,7 @@ def _much(spent: Sequence[TimeSpent]) -> list[Verdict]:
         ("idle", "idle", MUCH_IDLE),
     )
     return [
-        Verdict(kind, share, place=_place(spent, phase=phase))
+        Verdict(kind, share, place=_place(spent, phase))
         for kind, phase, least in much
         if (share := shares.get(phase, 0.0)) >= least
     ]
@@ -206,7 +240,11 @@ def _without_start(report: TimeSpent) -> TimeSpent:
 
 
 def _queued_share(spent: Sequence[TimeSpent]) -> float:
-    return statistics.mean(report.queued_s / max(report.elapsed_s, 0.001) for report in spent)
+    """Return the share of the time after the start in which the ranks could run, but had no core."""
+    return statistics.mean(
+        (report.queued_s - report.start_queued_s) / max(0.001, report.elapsed_s - report.phases.get("start", 0.0))
+        for report in spent
+    )
 
 
 def _queued(spent: Sequence[TimeSpent]) -> Verdict | None:
@@ -223,15 +261,15 @@ def _one_core(record: RunRecord, ranks: Sequence[RankRecord], spent: Sequence[Ti
     busy = any(rank.gpus or (rank.used and rank.used.cpu_percent > 150) for rank in ranks)
     if not is_alone or busy or _queued_share(spent) >= FREE:
         return None
-    return Verdict("one core", computing, place=_place(spent, phase="compute"), cores=min(cores))
+    return Verdict("one core", computing, place=_place(spent, "compute"), cores=min(cores))
 
 
 def _collective(spent: Sequence[TimeSpent]) -> Verdict | None:
     """Return the verdict on ranks that spend much time in collectives, and not because others wait for a core."""
-    share = phase_shares(spent).get("collective", 0.0)
+    share = phase_shares(map(_without_start, spent)).get("collective", 0.0)
     if not MUCH_COLLECTIVE + _queued_share(spent) <= share < HANGS:
         return None
-    return Verdict("collective", share, place=_place(spent, phase="collective"))
+    return Verdict("collective", share, place=_place(spent, "collective"))
 
 
 # ── Words ─────────────────────────────────────────────────────────────────────
@@ -318,11 +356,10 @@ def _slow_advice(place: SpentAt) -> str:
 
 def _data_advice(place: SpentAt | None) -> str:
     what = place.what if place is not None else ""
+    if what == "DataLoader without workers":
+        return "num_workers= moves this into worker processes"
     if what == "DataLoader":
-        in_rank = place is not None and bool(place.function)
-        return (
-            "num_workers= moves this into worker processes" if in_rank else "more num_workers, or less work for a row"
-        )
+        return "more num_workers, or less work for each row"
     if what == "shards":
         return "as_torch(workers=2) reads in other processes; leave out columns that are not used"
     if what == "tf.data":
@@ -342,8 +379,10 @@ def _place_parts(place: SpentAt | None) -> list[str]:
     """Return the names of what ran at a place: the user's function, what it has called, and the line of the cell."""
     if place is None:
         return []
-    names = (place.function, place.what) if place.phase in PHASES else (place.phase,)
-    return [*map(plain, filter(None, names)), *([f"cell line {place.line}"] if place.line else [])]
+    function = place.calls[0].function if place.calls else ""
+    names = (function, place.what) if place.phase in PHASES else (place.phase,)
+    line = next((call.line for call in place.calls if call.line), 0)
+    return [*map(plain, filter(None, names)), *([f"cell line {line}"] if line else [])]
 
 
 def share_words(spent: Iterable[TimeSpent]) -> str:

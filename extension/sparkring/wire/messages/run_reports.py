@@ -282,17 +282,26 @@ class AtLine(NamedTuple):
     rank: int = 0
 
 
+class UserCall(NamedTuple):
+    """A function of the user's code, and its current line in the cell; 0 if it is not in the cell.
+
+    `function` is '' for the top level of the cell or of a module.
+    """
+
+    function: str
+    line: Count
+
+
 class SpentAt(NamedTuple):
     """How many seconds a rank has spent in a phase at one place of the user's code.
 
-    `what` says what the rank has called, such as `DataLoader` or `allreduce`. `line` is the line of the cell, 0 if the
-    cell is not on the stack, and `function` is the innermost function of the user's code, '' outside functions.
+    `what` says what the rank has called, such as `DataLoader` or `allreduce`. `calls` are the calls of the user's code
+    that led there, innermost first.
     """
 
     phase: str
     what: str
-    line: Count
-    function: str
+    calls: tuple[UserCall, ...]
     seconds: float
 
 
@@ -302,7 +311,7 @@ class TimeSpent(NamedTuple):
     `phases` has the seconds of each phase, which add up to `elapsed_s`: the PHASES, and those that the user
     has named. `places` are the places with most of the time. `cpu_s` is the CPU time of the main thread
     and `process_cpu_s` that of all threads of its process. During `queued_s`, the main thread was ready to run, but no
-    core was free. Values that are not known are 0.
+    core was free; `start_queued_s` is the part of it in the phase "start". Values that are not known are 0.
     """
 
     looks: Count
@@ -312,5 +321,6 @@ class TimeSpent(NamedTuple):
     cpu_s: float = 0.0
     process_cpu_s: float = 0.0
     queued_s: float = 0.0
+    start_queued_s: float = 0.0
     time: float = 0.0
     rank: int = 0

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from sparkring.history import stacks
 from sparkring.runtime import phase, report, world
-from sparkring.wire.messages import PHASES, SpentAt, TimeSpent
+from sparkring.wire.messages import PHASES, SpentAt, TimeSpent, UserCall
 
 DATA, COMPUTE, COLLECTIVE, NATIVE, SAVE, START, IDLE, OTHER = PHASES
 
@@ -31,16 +31,18 @@ TELL_EVERY_S = 1.0
 RANKS_PER_S = 64  # the ranks of a larger ring tell less often, so that the driver gets so many messages a second
 PLACES_KEPT, PLACES_TOLD = 400, 8
 NAMES_KEPT = 16  # further names of the user's own phases count as "other"
-FUNCTION_CHARACTERS = 60
+FUNCTION_CHARACTERS, CALLS_TOLD = 40, 4
 # After a longer pause, the time counts only if the main thread was computing: it held Python's lock, and the thread
 # that looks could not run. Otherwise, the process was suspended.
 LONGEST_PAUSE_S = 1.0
 _GOLDEN = 0.618034  # multiples of it, modulo 1, are spread evenly
 
-_LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|\.zip/|^<frozen |^<string>|^<__array_function__")
+_LIBRARIES = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3\.\d+/|\.zip/|^<(?:frozen |string>|__array)|__autograph_generated_file"
+)
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _Kind = str
-_USER, _CELL_END = "user", "end"
+_USER, _NESTED = "user", "nested"  # the second: a lambda or a comprehension, which belongs to its caller
 _WEAK = "weak"  # reads or writes files, unless a frame farther out says why
 _GRAPH, _ENGINE, _THROUGH, _TRACES, _CALLBACK = "graph", "engine", "through", "traces", "callback"
 # Phases by the file that a frame is in, and what the file belongs to. The first pattern that matches counts.
@@ -48,6 +50,7 @@ _FILES: tuple[tuple[str, _Kind, str], ...] = (
     (r"^<frozen importlib", START, "import"),
     (r"sparkring/checkpointing/", SAVE, "checkpoint"),
     (r"sparkring/data/", DATA, "shards"),
+    (r"/torch/utils/data/_utils/fetch\.py$", DATA, "DataLoader without workers"),
     (r"/torch/utils/data/", DATA, "DataLoader"),
     (r"/torch/(?:serialization|distributed/checkpoint/.*)\.py$", SAVE, "torch.save"),
     (r"/torch/(?:_dynamo|_inductor)/", START, "torch.compile"),
@@ -81,8 +84,7 @@ class Look(NamedTuple):
 
     kind: _Kind
     what: str
-    line: int
-    function: str
+    calls: tuple[UserCall, ...]
     asleep_kind: _Kind = ""
 
 
@@ -115,9 +117,9 @@ def _labelled(file: str, name: str, qualified_name: str) -> _Label:
     if own or _LIBRARIES.search(file):
         return _Label("")
     function = qualified_name.rpartition("<locals>.")[2]
-    if name.startswith("<"):  # a lambda, a comprehension, or the top of a module; the caller is the function
-        function = ""
-    elif not (stacks.is_cell(file) or file.startswith("<") or "ipykernel" in file):
+    if name.startswith("<"):
+        return _Label(_USER if name == "<module>" else _NESTED)
+    if not (stacks.is_cell(file) or file.startswith("<") or "ipykernel" in file):
         function = f"{os.path.basename(file).removesuffix('.py')}.{function}"
     return _Label(_USER, "", function[:FUNCTION_CHARACTERS])
 
@@ -127,17 +129,19 @@ def read_stack(frame: types.FrameType | None, cell: str) -> Look:
 
     The innermost frame that belongs to a phase decides. The frames farther out have called it.
     """
-    line, function = 0, ""
+    calls: list[UserCall] = []
+    line = 0
     strong = conditional = weak = _Label("")
-    traces, direct, user = False, True, False  # direct: so far, only PyTorch's engine
+    traces, direct = False, True  # direct: so far, only PyTorch's engine
     while frame is not None:
         label = _label(frame.f_code)
         kind = label.kind
-        if kind == _USER:
-            user = True
-            if not line and frame.f_code.co_filename == cell:
-                line = frame.f_lineno
-            function = function or label.function
+        if kind in (_USER, _NESTED):
+            line = line or (frame.f_lineno if frame.f_code.co_filename == cell else 0)
+            if kind == _USER:
+                if not calls or calls[-1].function != label.function:  # a recursion counts as one call
+                    calls.append(UserCall(label.function, line))
+                line = 0
         elif kind == _WEAK:
             weak = weak if weak.kind else label
         elif kind == _TRACES:
@@ -145,19 +149,20 @@ def read_stack(frame: types.FrameType | None, cell: str) -> Look:
         elif kind == _ENGINE:
             conditional = label if direct else conditional
         elif kind == _GRAPH:
-            conditional = label if not (user or strong.kind or conditional.kind) else conditional
-        elif kind in (COLLECTIVE, DATA, SAVE, START) and not strong.kind and not (kind == START and function):
-            # The body of the user's own module, which an import runs, may be the training itself.
-            strong = label
+            conditional = label if not (calls or strong.kind or conditional.kind) else conditional
+        elif kind in (COLLECTIVE, DATA, SAVE) or (kind == START and not any(call.function for call in calls)):
+            # An import that has called a function of the user's does not count: it may be the training itself.
+            strong = strong if strong.kind else label
         direct = direct and kind in (_ENGINE, _THROUGH)
         frame = frame.f_back
+    user = (*calls[: CALLS_TOLD - 1], *calls[CALLS_TOLD - 1 :][-1:])
     if traces and strong.kind in ("", COLLECTIVE):  # while TensorFlow traces a graph, it only records collectives
-        return Look(START, "tracing", line, function)
+        return Look(START, "tracing", user)
     if conditional.kind:
-        return Look(strong.kind or COMPUTE, conditional.what, line, function, conditional.kind)
+        return Look(strong.kind or COMPUTE, conditional.what, user, conditional.kind)
     if strong.kind or weak.kind:
-        return Look(strong.kind or DATA, strong.what or weak.what, line, function)
-    return Look(COMPUTE, "", line, function, IDLE)
+        return Look(strong.kind or DATA, strong.what or weak.what, user)
+    return Look(COMPUTE, "", user, IDLE)
 
 
 class _State(NamedTuple):
@@ -195,6 +200,7 @@ class _MainThread:
 
 
 _main: _MainThread | None = None
+_Place = tuple[str, str, tuple[UserCall, ...]]  # the phase, what is called, and the calls of the user's code
 
 
 class Sampler:
@@ -206,10 +212,11 @@ class Sampler:
         self._began = self._looked = time.monotonic()
         self._first = self._last = _main.state()
         self._process_first = self._process_last = time.process_time()
+        self._start_queued_s = 0.0
         self._looks = 0
         self._due = 0.0
         self._phases: dict[str, float] = {}
-        self._places: dict[tuple[str, str, int, str], float] = {}
+        self._places: dict[_Place, float] = {}
         self._tell_every_s = TELL_EVERY_S * max(1.0, world.world().size / RANKS_PER_S)
         self._tell_due = self._began + self._tell_every_s
         self._is_over = False
@@ -250,15 +257,15 @@ class Sampler:
     ) -> None:
         """Add the time since the previous look to what this look shows."""
         took_s, self._looked = now - self._looked, now
-        ran_s = state.ran_s - self._last.ran_s
+        ran_s, queued_s = state.ran_s - self._last.ran_s, state.queued_s - self._last.queued_s
         process_s = time.process_time()
         others_s = max(0.0, process_s - self._process_last - ran_s)
         self._last, self._process_last = state, process_s
         self._looks += 1
         if took_s > LONGEST_PAUSE_S and ran_s < took_s / 2:
-            self._count((OTHER, "", 0, ""), took_s - LONGEST_PAUSE_S)
+            self._count((OTHER, "", ()), took_s - LONGEST_PAUSE_S)
             took_s = LONGEST_PAUSE_S
-        place = look.what, look.line, look.function
+        place = look.what, look.calls
         kind = look.kind
         if look.asleep_kind and state.asleep is None:  # the system does not say, but CPU time says whether it computes
             asleep = ran_s + others_s < took_s / 2
@@ -276,9 +283,10 @@ class Sampler:
                 kind = look.asleep_kind
         if named and kind not in (COLLECTIVE, NATIVE, START):
             kind = named
+        self._start_queued_s += queued_s if kind == START else 0.0
         self._count((kind, *place), took_s)
 
-    def _count(self, key: tuple[str, str, int, str], seconds: float) -> None:
+    def _count(self, key: _Place, seconds: float) -> None:
         if key[0] not in self._phases and key[0] not in PHASES and len(self._phases) >= NAMES_KEPT:
             key = (OTHER, *key[1:])
         if key not in self._places and len(self._places) >= PLACES_KEPT:
@@ -288,22 +296,28 @@ class Sampler:
         self._phases[key[0]] = self._phases.get(key[0], 0.0) + seconds
 
     def message(self) -> TimeSpent:
-        """Return where the time has gone since the cell began."""
-        places = sorted(self._places.items(), key=lambda place: -place[1])[:PLACES_TOLD]
+        """Return where the time has gone since the cell began. Of places that differ only in lines, one is kept."""
+        sums: dict[tuple[str, str, tuple[str, ...]], tuple[_Place, float]] = {}
+        for place, seconds in sorted(self._places.items(), key=lambda entry: -entry[1]):
+            key = (*place[:2], tuple(call.function or f"line {call.line}" for call in place[2]))
+            first, sum_s = sums.get(key, (place, 0.0))
+            sums[key] = first, sum_s + seconds
+        places = sorted(sums.values(), key=lambda entry: -entry[1])[:PLACES_TOLD]
         return TimeSpent(
             self._looks,
             round(self._looked - self._began, 3),
             {name: round(seconds, 3) for name, seconds in self._phases.items()},
-            tuple(SpentAt(*key, round(seconds, 3)) for key, seconds in places),
+            tuple(SpentAt(*place, round(seconds, 3)) for place, seconds in places),
             round(self._last.ran_s - self._first.ran_s, 3),
             round(self._process_last - self._process_first, 3),
             round(self._last.queued_s - self._first.queued_s, 3),
+            round(self._start_queued_s, 3),
         )
 
 
 def _in_graph(
-    place: tuple[str, int, str], others: Sequence[types.FrameType], cell: str
-) -> tuple[_Kind, tuple[str, int, str]]:
+    place: tuple[str, tuple[UserCall, ...]], others: Sequence[types.FrameType], cell: str
+) -> tuple[_Kind, tuple[str, tuple[UserCall, ...]]]:
     """Return the phase and the place of a main thread that waits for a graph in which no thread computes.
 
     `others` are the stacks of the other threads. If a Python function of the graph's input is on one of them, the graph
@@ -313,7 +327,6 @@ def _in_graph(
         at: types.FrameType | None = frame
         while at is not None:
             if (label := _label(at.f_code)).kind == _CALLBACK:
-                callback = read_stack(frame, cell)
-                return DATA, (label.what, callback.line or place[1], callback.function)
+                return DATA, (label.what, (*read_stack(frame, cell).calls, *place[1])[:CALLS_TOLD])
             at = at.f_back
     return NATIVE, place
