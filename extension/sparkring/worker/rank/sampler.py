@@ -30,7 +30,7 @@ LEAST_PAUSE_S, MORE_PAUSE_S = 0.06, 0.04
 TELL_EVERY_S = 1.0
 RANKS_PER_S = 64  # the ranks of a larger ring tell less often, so that the driver gets so many messages a second
 PLACES_KEPT, PLACES_TOLD = 400, 8
-NAMES_KEPT = 16  # further names of the user's own phases count as "other"
+NAMES_KEPT = 12  # further names of the user's own phases count as "other"
 FUNCTION_CHARACTERS, CALLS_TOLD = 40, 4
 # After a longer pause, the time counts only if the main thread was computing: it held Python's lock, and the thread
 # that looks could not run. Otherwise, the process was suspended.
@@ -45,9 +45,11 @@ _Kind = str
 _USER, _NESTED = "user", "nested"  # the second: a lambda or a comprehension, which belongs to its caller
 _WEAK = "weak"  # reads or writes files, unless a frame farther out says why
 _GRAPH, _ENGINE, _THROUGH, _TRACES, _CALLBACK = "graph", "engine", "through", "traces", "callback"
+_END = "end"  # what is farther out has only called the cell
 # Phases by the file that a frame is in, and what the file belongs to. The first pattern that matches counts.
 _FILES: tuple[tuple[str, _Kind, str], ...] = (
     (r"^<frozen importlib", START, "import"),
+    (r"sparkring/worker/rank/rank\.py$", _END, ""),
     (r"sparkring/checkpointing/", SAVE, "checkpoint"),
     (r"sparkring/data/", DATA, "shards"),
     (r"/torch/utils/data/_utils/fetch\.py$", DATA, "DataLoader without workers"),
@@ -142,6 +144,8 @@ def read_stack(frame: types.FrameType | None, cell: str) -> Look:
                 if not calls or calls[-1].function != label.function:  # a recursion counts as one call
                     calls.append(UserCall(label.function, line))
                 line = 0
+        elif kind == _END:
+            break
         elif kind == _WEAK:
             weak = weak if weak.kind else label
         elif kind == _TRACES:
