@@ -130,6 +130,9 @@ EXAMPLES: list[Message] = [
     messages.CheckpointRemoved("dir", "00000001"),
     messages.AtLine(3, ("<cell>:3 <module>",), (1, 8)),
     messages.TracePart(b"trace", 1, True, 5),
+    messages.TimeSpent(
+        120, 9.6, {"data": 0.6}, (messages.SpentAt("data", "DataLoader", (messages.UserCall("load", 8),), 0.6),)
+    ),
     messages.ModelUsed("1f2e", "host", 4711, None, ()),
     messages.ModelUsed("1f2e", "host", 4711, 0.5, (messages.TaskScored(3, 17, "5", 2, 9, 99, 1, 0.5, "failed", "no"),)),
     messages.ModelUsed("1f2e", "host", 4711, 0.5, (), messages.CheckpointUsed(137, 0.2, 1, 99, 1, "damaged", "5c1d")),

@@ -31,6 +31,8 @@ CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
 ATTEMPT_LINES = 20  # if a rank's failure ends an attempt, this many of the rank's last lines are kept
 SAMPLES_KEPT, SAMPLES_OF_ALL = 60, 1_920  # how many Samples are kept for each rank, and for all ranks together
+# How many PhaseTimes are kept for each rank, and for all ranks together.
+PHASE_TIMES_KEPT, PHASE_TIMES_OF_ALL = 120, 4_096
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this before it ends is shown in pieces
 LARGE_FILE_BYTES = 250_000  # when a run has ended, its files of at least this size are compressed
@@ -122,6 +124,13 @@ class Sample(NamedTuple):
     gpu_temperature_c: int | None = None
 
 
+class PhaseTimes(NamedTuple):
+    """How many seconds a rank spent in each phase, in the time since the previous PhaseTimes until `ended`."""
+
+    ended: float
+    phases: Mapping[str, float]
+
+
 class RankRecord(NamedTuple):
     """One rank. A rank whose state is "idle" does not run the cell.
 
@@ -149,6 +158,8 @@ class RankRecord(NamedTuple):
     gpus: tuple[events.GpuUsed, ...] = ()  # the last report of each GPU
     used: events.RankUsed | None = None  # the last report
     samples: tuple[Sample, ...] = ()  # what the rank has used so far, with fewer Samples of earlier times
+    spent: events.TimeSpent | None = None  # the last report
+    lane: tuple[PhaseTimes, ...] = ()  # how the rank has spent its time, with longer PhaseTimes for earlier times
     readings: tuple[Reading, ...] = ()
     displays_left_out: int = 0
     asks: events.InputRequested | None = None  # what the rank asks with input(), while it waits for the answer
@@ -343,6 +354,9 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.RankUsed():
             samples = _fewer((*rank.samples, _sample(event, rank.gpus)), samples_kept(record.size))
             return _with_rank(record, rank._replace(used=event, samples=samples))
+        case events.TimeSpent():
+            lane = _merged((*rank.lane, _since(rank.spent, event)), phase_times_kept(record.size))
+            return _with_rank(record, rank._replace(spent=event, lane=lane))
         case events.DataOpened():
             return _told(record, event, readings=(*rank.readings, Reading(event)))
         case events.DataPlanned():
@@ -364,8 +378,8 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.RankStarted():
             state = "idle" if rank.state == "idle" else "running"
             record = record._replace(running_since=record.running_since or event.time)
-            fresh: dict[str, Any] = {"used": None, "samples": (), "at": None, "loop": None}
-            return _told(record, event, state=state, host=event.host, pid=event.pid, **fresh)
+            rank = rank._replace(used=None, samples=(), at=None, loop=None, spent=None, lane=())
+            return _told(_with_rank(record, rank), event, state=state, host=event.host, pid=event.pid)
         case events.RankFinished():
             return _told(record, event, state="finished", value=event.value, stack=None)
         case events.RankFailed():
@@ -523,6 +537,28 @@ def _fewer(samples: tuple[Sample, ...], most: int) -> tuple[Sample, ...]:
         return samples
     half = most // 2
     return (*samples[:half:2], *samples[half:])[-most:]
+
+
+def phase_times_kept(size: int) -> int:
+    """Return how many PhaseTimes are kept for each rank of a run of `size` ranks."""
+    return max(4, min(PHASE_TIMES_KEPT, PHASE_TIMES_OF_ALL // max(1, size)))
+
+
+def _since(before: events.TimeSpent | None, after: events.TimeSpent) -> PhaseTimes:
+    known = before.phases if before is not None else {}
+    changes = {name: round(seconds - known.get(name, 0.0), 3) for name, seconds in after.phases.items()}
+    return PhaseTimes(after.time, {name: seconds for name, seconds in changes.items() if seconds > 0})
+
+
+def _merged(lane: tuple[PhaseTimes, ...], most: int) -> tuple[PhaseTimes, ...]:
+    """If the lane has more than `most` parts, merge the two neighbours that are shortest together."""
+    if len(lane) <= most:
+        return lane
+    lengths_s = [sum(part.phases.values()) for part in lane]
+    at = min(range(len(lane) - 1), key=lambda at: lengths_s[at] + lengths_s[at + 1])
+    (_, first), (ended, second) = lane[at : at + 2]
+    sums = {name: first.get(name, 0.0) + second.get(name, 0.0) for name in {**first, **second}}
+    return (*lane[:at], PhaseTimes(ended, sums), *lane[at + 2 :])
 
 
 def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int, bool]]:

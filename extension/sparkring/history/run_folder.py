@@ -60,8 +60,8 @@ class RunFolder(Observer):
         # Frequent events that have not been written yet: only the newest event of each reader and of each GPU.
         self._later: dict[tuple[object, ...], events.Event] = {}
         self._due = 0.0
-        # In the same way, the newest event of each rank about its use of the machine.
-        self._used: dict[int, events.RankUsed] = {}
+        # In the same way, the newest events of each rank about its use of the machine and of the time.
+        self._used: dict[tuple[type, int], events.RankUsed | events.TimeSpent] = {}
         self._used_due = 0.0
         self._began, self._size = 0.0, 1  # of the current attempt
         self._closed = False
@@ -170,8 +170,8 @@ class RunFolder(Observer):
                 self._later[events.GpuUsed, event.rank, event.address] = event
             case events.AtLine():
                 pass  # a saved run has no use for it
-            case events.RankUsed():
-                self._used[event.rank] = event
+            case events.RankUsed() | events.TimeSpent():
+                self._used[type(event), event.rank] = event
             case events.RunStarted() | events.AttemptStarted():
                 self._catch_up()  # the ranks of the next attempt may be fewer
                 self._append(event)

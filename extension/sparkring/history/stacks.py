@@ -58,7 +58,7 @@ _RUNS_GRAPH = (
     ("/tensorflow/python/eager/context.py", "call_function"),
     ("/tensorflow/python/client/session.py", "_call_tf_sessionrun"),
 )
-_TRACES_GRAPH = "func_graph_from_py_func"
+TRACES_GRAPH = "func_graph_from_py_func"
 # The path has no leading slash, because executors import sparkring from a zip, where paths begin with `sparkring/`.
 _WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")
 
@@ -140,15 +140,26 @@ def collective(text: str) -> str:
     for at, frame in enumerate(frames):
         if is_cell(frame.file):
             break  # the remaining frames, farther out, only wait for the cell to end
-        for file, function, name in _WAITS:
-            match = re.fullmatch(function, frame.function)
-            if match and re.search(file, frame.file):
-                # While TensorFlow traces a graph, it records the graph's collectives, but does not run them.
-                traced = any(outer.function == _TRACES_GRAPH for outer in frames[at:])
-                return "" if traced else name or match["name"]
-        if any(frame.function == function and frame.file.endswith(file) for file, function in _RUNS_GRAPH):
+        if name := waits_in(frame.file, frame.function):
+            # While TensorFlow traces a graph, it records the graph's collectives, but does not run them.
+            return "" if any(outer.function == TRACES_GRAPH for outer in frames[at:]) else name
+        if runs_graph(frame.file, frame.function):
             graph = GRAPH
     return graph
+
+
+def waits_in(file: str, function: str) -> str:
+    """Return the collective that a function is, such as `allreduce`; '' if it is none."""
+    for file_pattern, function_pattern, name in _WAITS:
+        match = re.fullmatch(function_pattern, function)
+        if match and re.search(file_pattern, file):
+            return name or match["name"]
+    return ""
+
+
+def runs_graph(file: str, function: str) -> bool:
+    """Return whether TensorFlow runs a graph in this function."""
+    return any(function == name and file.endswith(end) for end, name in _RUNS_GRAPH)
 
 
 def _main_thread(text: str) -> list[Frame]:

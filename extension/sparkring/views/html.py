@@ -124,6 +124,7 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
         *describe.not_finite_words(record),
         *reading.closing_words(record, now),
         *timelines.closing_words(record),
+        *filter(None, [describe.verdict_words(record)]),
     ]
     lines_of_text += [] if record.ended else [state.as_of(now)]
     plain = "\n".join([describe.short(record, now), *(f"sparkring: {line}" for line in lines_of_text)])

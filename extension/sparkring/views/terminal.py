@@ -59,6 +59,7 @@ class TerminalView:
             lines.append(f"sparkring: {hidden}{_see(describe.log_path(record))}")
         closing = [*reading.closing_words(record, record.ended), *timelines.closing_words(record)]
         closing += [*displays.closing_words(record), *describe.not_finite_words(record), watching.getting_worse(record)]
+        closing.append(describe.verdict_words(record))
         closing.append(describe.importance(record))
         if not describe.quick(record):
             log = f"log: {describe.log_path(record)}" if record.outcome == "finished" and record.log_folder else ""

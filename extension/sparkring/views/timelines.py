@@ -7,13 +7,25 @@ from typing import NamedTuple
 from sparkring.history.describe import counted, dotted, duration, first_line, size
 from sparkring.history.events import TimelineSaved
 from sparkring.history.record import RunRecord
-from sparkring.views.markup import AMBER, BLUE, GREEN
+from sparkring.views.markup import AMBER, BLUE, GREEN, RED
 
 HOW_TO_OPEN = "open it in https://ui.perfetto.dev or chrome://tracing"
 WORTH_NAMING = 0.02  # what took less than this fraction of the whole time is not mentioned
 _NAMED = 3
 
 ELSEWHERE_COLOUR = "#8b939c"
+# The colours of the phases of TimeSpent, in the order in which they are drawn, and those of the user's own phases.
+PHASE_COLOURS = {
+    "compute": BLUE,
+    "data": AMBER,
+    "save": "#16908f",
+    "idle": "#7d8a1e",
+    "start": ELSEWHERE_COLOUR,
+    "other": "#5f6b76",
+    "native": "#9262d6",
+    "collective": "#d0528f",
+}
+NAMED_COLOURS = (GREEN, "#cf6a32", "#3a9fc0", RED)
 
 
 class Share(NamedTuple):

@@ -6,7 +6,7 @@ import itertools
 import math
 from typing import NamedTuple
 
-from sparkring.history import memory, metrics
+from sparkring.history import describe, memory, metrics
 from sparkring.history.curves import better
 from sparkring.history.describe.progress import not_finite_words
 from sparkring.history.describe.run import growth_words
@@ -30,7 +30,7 @@ def watching(record: RunRecord) -> Attention | None:
     """Return what needs attention most; None if there is nothing to say. Runs of items have other views.
 
     It is the first of these: values that are not finite, memory that will soon be full, a validation metric that gets
-    worse, a restart.
+    worse, a restart, what makes the run slow.
     """
     if record.items is not None:
         return None
@@ -38,7 +38,10 @@ def watching(record: RunRecord) -> Attention | None:
         return Attention(odd[0], "metrics")
     if grows := memory.growth(record):
         return Attention(growth_words(grows), "metrics")
-    return _other(record)
+    if (other := _other(record)) is not None:
+        return other
+    judged = describe.verdict(record)
+    return Attention(describe.verdict_words(record), "timeline") if judged and judged.kind != "balanced" else None
 
 
 @metrics.remembered("metrics", "attempts", "checkpoints", "finished_ranks")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparkring.engine.run.distributors import TorchDistributor as TorchDistributor
     from sparkring.engine.run.program_gang import gang as gang
     from sparkring.engine.run.result import RunResult as RunResult
+    from sparkring.runtime.phase import phase as phase
     from sparkring.runtime.report import log as log
     from sparkring.runtime.report import log_to_driver as log_to_driver
     from sparkring.runtime.storage import local_path as local_path
@@ -40,6 +41,7 @@ offer(
         "engine.run.distributors": "MirroredStrategyRunner TorchDistributor",
         "engine.run.program_gang": "gang",
         "engine.run.result": "RunResult",
+        "runtime.phase": "phase",
         "runtime.report": "log log_to_driver",
         "runtime.storage": "local_path",
         "runtime.world": "World world",

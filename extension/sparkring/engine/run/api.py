@@ -146,7 +146,7 @@ def run(
     background: bool = False,
     timeline: bool = False,
     independent: bool = False,
-    profile: Literal["", "torch"] = "",
+    profile: bool | Literal["torch"] = True,
     pm: bool = False,
     env_pack: bool = False,
     **kwargs: Any,
@@ -157,7 +157,8 @@ def run(
 
     `np` and `driver_log_verbosity` have the same meanings as in HorovodRunner. `framework` is "horovod", "jax",
     "torch", "tensorflow" or "plain". The other keywords have the same names and meanings as the options of %%horovod
-    (`--checkpoint-dir`, …). With background=True, run() returns a BackgroundRun at once.
+    (`--checkpoint-dir`, …); profile=False stands for `--no-profile`. With background=True, run() returns a
+    BackgroundRun at once.
 
     If `main` has a parameter with the same name as an option, such as checkpoint_dir, run() rejects this keyword,
     because it could mean the parameter or the option. Pass the argument of `main` by position, or with
@@ -182,13 +183,20 @@ def run(
         background=background,
         timeline=timeline,
         independent=independent,
-        profile=profile,
+        profile=profile is not False,
+        trace=_trace(profile),
         pm=pm,
         env_pack=env_pack,
     )
     options = checked("run()", options, horovod=framework == "horovod")
     spec = RunSpec(Call(main, args, kwargs), options, framework)
     return start_spec(spec) if background else run_spec(spec)
+
+
+def _trace(profile: bool | str) -> Literal["", "torch"]:
+    if profile not in (True, False, "torch"):
+        raise OptionsError(f"profile must be True, False or 'torch', not {profile!r}.")
+    return "torch" if profile == "torch" else ""
 
 
 def _logs(driver_log_verbosity: str) -> Logs:

@@ -37,6 +37,8 @@ def option(
 
 def flag_of(name: str) -> str:
     """Return the option that sets the field `name`: `--min-np` for `min_np`, `--timeout` for `timeout_s`."""
+    if name == "trace":  # --no-profile sets the field `profile`
+        return "--profile"
     return f"--{name.removesuffix('_s').replace('_', '-')}"
 
 

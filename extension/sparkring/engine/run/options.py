@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparkring.launchers.base import Place
 
 Logs = Literal["all", "rank0", "callbacks"]
-Profile = Literal["torch"]
+Trace = Literal["", "torch"]
 StopOn = Literal["", "nan"]
 RESTARTS = 3  # the default for a run with checkpoints
 # The frameworks on whose ranks a function can run.
@@ -140,10 +140,11 @@ class Options(SharedOptions):
     independent: bool = option(
         False, "each rank is meant to train a model of its own: do not say that the ranks have exchanged nothing"
     )
-    profile: Profile | Literal[""] = option(  # noqa: RUF009 - it returns a field
+    profile: bool = option(True, "do not find out where the ranks' time goes, and which rank the others wait for")
+    trace: Trace = option(  # noqa: RUF009 - it returns a field
         "",
         "record a few steps of every rank with PyTorch's profiler, as one trace for ui.perfetto.dev",
-        choices=get_args(Profile),
+        choices=("torch",),
     )
     pm: bool = option(
         False, "if a rank raises an exception, open Python's debugger there, as %debug does; the other ranks wait"

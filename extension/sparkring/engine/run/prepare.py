@@ -206,12 +206,13 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
         options.pull,
         options.autolog,
         post_mortem=options.pm,
-        traces=options.profile == "torch",
+        traces=bool(options.trace),
         environment={**root_for_ranks(), **dict(gang.wanted.env if gang else ()), **dict(options.env)},
         notebook=notebook_state.gather(),
         parts=(captured.payload, *captured.buffers),
         stops_on_nan=bool(options.stop_on),
         grace_s=options.grace_s,
+        profile=options.profile,
     )
     modules = modules_of(namespace[name] for name in captured.sent)
     data = None
@@ -259,12 +260,13 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
         FunctionCall(),
         autolog=spec.options.autolog,
         post_mortem=spec.options.pm,
-        traces=spec.options.profile == "torch",
+        traces=bool(spec.options.trace),
         environment={**root_for_ranks(), **dict(gang.wanted.env if gang else ())},
         notebook=notebook_state.gather(),
         parts=(packed.payload, *packed.buffers),
         stops_on_nan=bool(spec.options.stop_on),
         grace_s=spec.options.grace_s,
+        profile=spec.options.profile,
     )
     modules = modules_of((function, *args, *kwargs.values()))
     size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)

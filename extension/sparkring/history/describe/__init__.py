@@ -11,3 +11,4 @@ from sparkring.history.describe.run import *
 from sparkring.history.describe.standings import *
 from sparkring.history.describe.streams import *
 from sparkring.history.describe.text import *
+from sparkring.history.describe.verdicts import *

@@ -1,28 +1,103 @@
-"""The section on Horovod's timeline: how the time was spent, the ranks that others waited for, the slowest tensors."""
+"""The section on time: how the ranks spend it, and Horovod's timeline, if one was recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
+from sparkring.history import describe
 from sparkring.history.describe import counted, duration, first_line, size
 from sparkring.history.events import TensorTimes, TimelineSaved
-from sparkring.history.record import RunRecord
+from sparkring.history.record import PhaseTimes, RunRecord
 from sparkring.views import timelines
 from sparkring.views.markup import AMBER, details, legend, note, svg, text, warning
 from sparkring.views.sections import Form
 from sparkring.views.tables import bare_table
 
 SHOWN = 3  # the most timelines that are shown
+LANES, COLUMNS = 32, 480  # how many ranks have a lane, and how many columns all lanes have together
 RANKS_DRAWN, TENSORS_SHOWN, NAME_CHARACTERS = 8, 10, 80
 _WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 560, 66, 74, 19, 12
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """Return the last timelines, which are read when an attempt's ranks have ended, and where the trace is."""
+    """Return how the ranks spend their time, and the last timelines, which are read when an attempt's ranks end."""
     if form == "stacked":
         return ""
     trace = note(timelines.trace_words(record)) if record.trace else ""
-    return "".join(_timeline(record, saved, form) for saved in record.timelines[-SHOWN:]) + trace
+    of_horovod = "".join(_timeline(record, saved, form) for saved in record.timelines[-SHOWN:])
+    return _spent(record, form) + of_horovod + trace
+
+
+def _spent(record: RunRecord, form: Form) -> str:
+    """Draw for each rank how it has spent its time: as a lane over time, and as a bar of the shares."""
+    known = {rank.rank: rank.spent for rank in record.taking_part if rank.spent is not None}
+    if not known:
+        return ""
+    shares = describe.phase_shares(known.values())
+    of_rank = {rank: describe.phase_shares([spent]) for rank, spent in known.items()}
+    # Of many ranks, those are shown that wait least for the others.
+    waits = {rank: sum(own.get(name, 0.0) for name in describe.WAITS) for rank, own in of_rank.items()}
+    shown = sorted(sorted(waits, key=lambda rank: waits[rank])[:LANES])
+    own_names = [name for name in shares if name not in timelines.PHASE_COLOURS]
+    named = zip(own_names, itertools.cycle(timelines.NAMED_COLOURS), strict=False)
+    colours = {**dict(named), **timelines.PHASE_COLOURS}
+    ends = [at.ended for rank in shown for at in record.ranks[rank].lane]
+    begin, end = record.running_since, max(ends, default=0.0)
+    left, lanes, bars = 46, 300, 190
+    parts = [
+        f'<text x="{left}" y="10">over {duration(end - begin)}</text><text x="{left + lanes + 12}" y="10">in all</text>'
+    ]
+    for row, rank in enumerate(shown):
+        y = 16 + row * _ROW
+        parts.append(f'<text x="{left - 6}" y="{y + 9:.1f}" text-anchor="end">rank {rank}</text>')
+        columns = _columns(record.ranks[rank].lane, max(8, COLUMNS // len(shown)), begin)
+        boxes: dict[str, list[str]] = {}
+        for since, until, phases in columns:
+            x, wide = (left + lanes * (time - begin) / max(0.001, end - begin) for time in (since, until))
+            top, whole_s = float(y), sum(phases.values()) or 1.0
+            for name in colours:
+                if high := _BAR * phases.get(name, 0.0) / whole_s:
+                    boxes.setdefault(name, []).append(f"M{x:.1f} {top:.1f}H{wide:.1f}V{top + high:.1f}H{x:.1f}Z")
+                    top += high
+        parts += [f'<path d="{"".join(paths)}" fill="{colours[name]}"/>' for name, paths in boxes.items()]
+        x = float(left + lanes + 12)
+        for name in colours:
+            if (wide := bars * of_rank[rank].get(name, 0.0)) >= 0.5:
+                title = f"rank {rank}: {of_rank[rank][name]:.0%} {describe.phase_words(name)}"
+                shape = f'x="{x:.1f}" y="{y}" width="{wide - 0.5:.1f}" height="{_BAR}" fill="{colours[name]}"'
+                parts.append(f"<g><title>{text(title)}</title><rect {shape}/></g>")
+                x += wide
+    spoken = "; ".join(f"rank {rank}: {describe.share_words([known[rank]])}" for rank in shown[:RANKS_DRAWN])
+    drawn = svg(_WIDTH, 18 + len(shown) * _ROW, f"how the ranks spend their time: {spoken}", parts)
+    shapes = [
+        (
+            f'<rect width="9" height="9" fill="{colours[name]}"/>',
+            f" {text(describe.phase_words(name))} {100 * shares[name]:.0f} %",
+        )
+        for name in colours
+        if shares.get(name, 0.0) >= 0.005
+    ]
+    judged = describe.verdict(record)
+    words = describe.verdict_words(record) if form == "tab" or (judged and judged.kind == "balanced") else ""
+    rest = len(known) - len(shown)
+    more = f"the {len(shown)} of {len(known):,} ranks that wait least for the others" if rest else ""
+    figure = f"<figure>{drawn}{legend(shapes, '0 0 9 9')}</figure>"
+    return f'<div class="sr-timeline"><div><b>Where the time goes</b></div>{note(words)}{figure}{note(more)}</div>'
+
+
+def _columns(lane: Sequence[PhaseTimes], most: int, begin: float) -> list[tuple[float, float, dict[str, float]]]:
+    """Divide a lane into at most `most` columns: their begin and end, and the seconds of each phase."""
+    columns = []
+    step = -(-len(lane) // most)
+    for at in range(0, len(lane), max(1, step)):
+        phases: dict[str, float] = {}
+        for part in lane[at : at + step]:
+            for name, seconds in part.phases.items():
+                phases[name] = phases.get(name, 0.0) + seconds
+        until = lane[min(at + step, len(lane)) - 1].ended
+        columns.append((max(begin, until - sum(phases.values())), until, phases))
+    return columns
 
 
 def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:

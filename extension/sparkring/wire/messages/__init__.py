@@ -72,6 +72,7 @@ Told = (
     | CheckpointRemoved
     | AtLine
     | TracePart
+    | TimeSpent
 )
 RequestEnd = Done | Failed
 RankReport = RequestEnd | Importing | CollectivesEnded | TrainsAlone | HostGoing | SavePoint | StoredKey | Gather | Told

@@ -41,4 +41,15 @@ GpuHolderKind = Literal["rank", "notebook", "other gang", "other"]
 DisplayType = Literal[
     "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
 ]
+# The phases of a rank's main thread that TimeSpent knows. The user can name others.
+PHASES = (
+    "data",  # reading data, or waiting for it
+    "compute",
+    "collective",
+    "native",  # waiting in native code, for the other ranks, for data or for a GPU: nothing shows for which
+    "save",  # saving or restoring checkpoints and other files
+    "start",  # importing, tracing and compiling
+    "idle",  # sleeping, or waiting for a lock, a file, input or another process
+    "other",  # not known
+)
 PathKind = Literal["", "stdlib", "site"]

@@ -222,6 +222,7 @@ class Run(NamedTuple):
     post_mortem: whether to open Python's debugger if the code raises an exception.
     traces: whether to record some steps with PyTorch's profiler.
     environment: variables to set; `defaults` are set unless the rank already has them.
+    profile: whether the rank says where its time goes.
     """
 
     what: CellCode | FunctionCall | NextItem | NextBatch
@@ -238,6 +239,7 @@ class Run(NamedTuple):
     traces: bool = False
     stops_on_nan: bool = False
     grace_s: float = 30.0
+    profile: bool = False
 
     def problem(self) -> str:
         return "" if self.parts else "there is no payload"

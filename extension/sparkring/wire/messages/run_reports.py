@@ -299,3 +299,47 @@ class AtLine(NamedTuple):
     iterations: tuple[int, int] | None = None
     time: float = 0.0
     rank: int = 0
+
+
+class UserCall(NamedTuple):
+    """A function of the user's code, and its current line in the cell; 0 if it is not in the cell.
+
+    `function` is '' for the top level of the cell or of a module.
+    """
+
+    function: str
+    line: Count
+
+
+class SpentAt(NamedTuple):
+    """How many seconds a rank has spent in a phase at one place of the user's code.
+
+    `what` says what the rank has called, such as `DataLoader` or `allreduce`. `calls` are the calls of the user's code
+    that led there, innermost first.
+    """
+
+    phase: str
+    what: str
+    calls: tuple[UserCall, ...]
+    seconds: float
+
+
+class TimeSpent(NamedTuple):
+    """Where the time of a rank's main thread has gone since the cell began, from `looks` looks at its stack.
+
+    `phases` has the seconds of each phase, which add up to `elapsed_s`: the PHASES, and those that the user
+    has named. `places` are the places with most of the time. `cpu_s` is the CPU time of the main thread
+    and `process_cpu_s` that of all threads of its process. During `queued_s`, the main thread was ready to run, but no
+    core was free; `start_queued_s` is the part of it in the phase "start". Values that are not known are 0.
+    """
+
+    looks: Count
+    elapsed_s: float
+    phases: Mapping[str, float]
+    places: tuple[SpentAt, ...] = ()
+    cpu_s: float = 0.0
+    process_cpu_s: float = 0.0
+    queued_s: float = 0.0
+    start_queued_s: float = 0.0
+    time: float = 0.0
+    rank: int = 0

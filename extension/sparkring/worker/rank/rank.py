@@ -40,6 +40,7 @@ from sparkring.worker.rank import (
     libraries,
     mlflow_autolog,
     preloads,
+    sampler,
     shell,
     stdin,
     task_context,
@@ -85,6 +86,7 @@ class CurrentRequest:
         self.loaded = False  # whether all values that were sent with the request have been loaded
         self.interrupt_waits = False  # whether an interrupt is waiting for an import to finish
         self.line = current_line.LineWatch()
+        self.sampler = sampler.Sampler() if order.profile else None
         self.item_ends = False  # whether the driver has asked to end the item, for example to prune a trial
 
 
@@ -174,7 +176,10 @@ class Rank:
         # If the process were forked while this thread holds a stream's lock, the child would hang at its first print.
         os.register_at_fork(before=flushing.acquire, after_in_parent=flushing.release, after_in_child=flushing.release)
         while True:
-            readable, _, _ = select.select([self.home], [], [], FLUSH_EVERY_S)
+            current, pause_s = self.current, FLUSH_EVERY_S
+            if current is not None and current.code_runs and current.sampler is not None:
+                pause_s = current.sampler.pause_s(FLUSH_EVERY_S)
+            readable, _, _ = select.select([self.home], [], [], pause_s)
             with flushing:
                 streams.flush()
             current = self.current
@@ -182,6 +187,8 @@ class Rank:
                 if self.work is None and world.world().size <= current_line.MOST_RANKS:
                     current.line.look(main_thread, stacks.cell_name(self.main.cells))
                 self.tell_if_alone(exchange.early, current)
+                if current.sampler is not None:
+                    current.sampler.look(main_thread, stacks.cell_name(self.main.cells))
             if current is not None and current.interrupt_waits:
                 signal.pthread_kill(main_thread, signal.SIGINT)  # interrupt() checks again whether to wait
             if not readable:
@@ -314,6 +321,8 @@ class Rank:
                     raise
                 finally:
                     current.code_runs = False
+                    if current.sampler is not None and os.getpid() == self.pid:
+                        current.sampler.finish()
                     self.ended = time.time()
                     self.notebook.leave_run()
                     if request.traces:
