@@ -63,7 +63,7 @@ def test_a_trace_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.ring
 def test_a_ring_is_traced(local: Any) -> None:
     pytest.importorskip("torch")
-    result = local.run(TRAINING, namespace={"steps": 9}, profile="torch")
+    result = local.run(TRAINING, namespace={"steps": 9}, trace="torch")
     saved = result.record.trace
     assert (saved.ranks, saved.steps) == (2, 5)
     events = events_in(Path(result.record.log_folder) / saved.name)
@@ -76,7 +76,7 @@ def test_a_ring_is_traced(local: Any) -> None:
 @pytest.mark.ring
 def test_a_ring_that_makes_too_few_steps(local: Any) -> None:
     pytest.importorskip("torch")
-    result = local.run(TRAINING, namespace={"steps": 2}, profile="torch")
+    result = local.run(TRAINING, namespace={"steps": 2}, trace="torch")
     assert result.record.trace is None
     [notice] = result.record.notices
     assert "ranks 0, 1" in notice.text
