@@ -125,6 +125,15 @@ def write_schema(schema: Schema, folder: Location) -> None:
     write_json(folder / SCHEMA, LAYOUT, asdict(schema))
 
 
+def has_schema(path: str | os.PathLike[str]) -> bool:
+    """Return whether write_tfrecord() has written the folder `path`."""
+    file = locate(path) / SCHEMA
+    try:
+        return bool(file.fs.exists(file.path))
+    except OSError:  # such as a path below a file
+        return False
+
+
 def read_schema(path: str | os.PathLike[str]) -> Schema:
     """Read the schema in the folder `path`. Raises DataError if the folder is missing, incomplete or damaged.
 
