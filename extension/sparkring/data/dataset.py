@@ -359,6 +359,8 @@ def _broken(path: str, error: BaseException) -> DataError:
     reason = " ".join(str(error).split())
     if "magic bytes" in reason or "smaller than the minimum" in reason or "size is 0 bytes" in reason:
         reason = "it is not a Parquet file, or it is incomplete"
+        if "tfrecord" in path:
+            reason += "; TFRecord files are read by sparkring.data.tfrecord.tfrecords()"
     return DataError(f"{path} cannot be read: {reason.rstrip('.')}.")
 
 
@@ -393,6 +395,7 @@ def _is_whole(value: str) -> bool:
 
 
 def with_partitions(schema: pa.Schema, keys: Sequence[tuple[str, Any]], kinds: dict[str, pa.DataType]) -> pa.Schema:
+    """Return a schema with the keys of a path's partitions after its own columns."""
     for key, _ in keys:
         if key not in schema.names:
             schema = schema.append(pa.field(key, kinds[key]))

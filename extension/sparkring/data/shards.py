@@ -595,7 +595,10 @@ def _buffer_rows(batch_size: int, dataset: Dataset) -> int:
 
 
 def _open(
-    source: Source | DataFrame | Dataset, names: Sequence[str] | None, where: Where, cache: str | os.PathLike[str] | None
+    source: Source | DataFrame | Dataset,
+    names: Sequence[str] | None,
+    where: Where,
+    cache: str | os.PathLike[str] | None,
 ) -> Dataset:
     if isinstance(source, Dataset):
         return source

@@ -11,6 +11,7 @@ it than for the rest of the reading.
 from __future__ import annotations
 
 import functools
+import importlib
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -141,6 +142,19 @@ def buffers(
     yield buffer, frames, group.begin
 
 
+def is_record_file(fs: AbstractFileSystem, path: str) -> bool:
+    """Return whether a file begins with a record, as far as its first bytes show it."""
+    with fs.open(path, "rb") as file:
+        first = file.read(1 << 12)
+    try:
+        compression = _compression(first, path)
+        if compression:
+            first = zlib.decompressobj(_WINDOW_BITS[compression]).decompress(first, HEAD)
+        return not compression or (len(first) == HEAD and not _compression(first, path))
+    except (DataError, zlib.error):
+        return False
+
+
 def frames_in(buffer: Array, path: str, offset: int) -> Frames:
     """Return the complete records in a buffer that begins with a record, at byte `offset` of the file.
 
@@ -160,7 +174,7 @@ def frames_in(buffer: Array, path: str, offset: int) -> Frames:
             at += stride
             continue
         # Records often have the same length. Then, many of them are looked at in one step.
-        heads = np.ndarray((min(tried, (size - at) // stride), 8), np.uint8, buffer, at, (stride, 1))
+        heads: Array = np.ndarray((min(tried, (size - at) // stride), 8), np.uint8, buffer, at, (stride, 1))
         same = (heads == heads[0]).all(1)
         starts.append(np.array(single, np.int64))
         single = []
@@ -183,8 +197,8 @@ def frames_in(buffer: Array, path: str, offset: int) -> Frames:
 def cut_off(path: str, at: int, size_bytes: int) -> DataError:
     """Return the error for a file that ends inside the record that begins at byte `at`."""
     return DataError(
-        f"{path} is cut off: the record at byte {at:,} goes on after the end of the file, at byte {size_bytes:,}. Write "
-        "the file again, or leave it out of the paths."
+        f"{path} is cut off: the record at byte {at:,} goes on after the end of the file, at byte {size_bytes:,}. "
+        "Write the file again, or leave it out of the paths."
     )
 
 
@@ -233,7 +247,7 @@ def _inflated(file: Any, first: bytes, path: str, compression: str) -> Iterator[
         rest, offset = data[frames.end :], offset + frames.end
         chunk = file.read(CHUNK_BYTES)
     if rest or not inflate.eof:
-        raise cut_off(path, offset, stored).__class__(
+        raise DataError(
             f"{path} is cut off: its {compression} data ends at byte {stored:,}, inside the record that begins at byte "
             f"{offset:,} of the uncompressed data. Write the file again, or leave it out of the paths."
         )
@@ -289,16 +303,15 @@ def _masked_crc_of_lengths(lengths: Array) -> Array:
 def _crc32c() -> Callable[[Any], int] | None:
     """Return google-crc32c's function, or None if the package is not installed or has no fast implementation."""
     try:
-        import google_crc32c
+        package: Any = importlib.import_module("google_crc32c")
     except ImportError:
         return None
-    value: Callable[[Any], int] = google_crc32c.value
-    return value if google_crc32c.implementation == "c" else None
+    return package.value if package.implementation == "c" else None
 
 
-def _slow_crc32c(data: Array) -> int:
+def _slow_crc32c(data: bytes) -> int:
     table, crc = _table().tolist(), 0xFFFFFFFF
-    for byte in data.tolist():
+    for byte in data:
         crc = table[(crc ^ byte) & 255] ^ (crc >> 8)
     return crc ^ 0xFFFFFFFF
 
@@ -311,13 +324,11 @@ def _checked_first(buffer: Array, frames: Frames, path: str, offset: int) -> Non
 
 def _verified(crc32c: Callable[[Any], int] | None, buffer: Array, frames: Frames, path: str, offset: int) -> None:
     """Raise DataError if the data of a record does not match its checksum. Without `crc32c`, nothing is checked."""
-    if crc32c is None or not len(frames.starts):
+    if crc32c is None:
         return
-    ends = frames.starts + frames.lengths
-    slow = crc32c is _slow_crc32c
-    data = buffer if slow else buffer.tobytes() if not buffer.flags.c_contiguous else memoryview(buffer)
+    ends, whole = frames.starts + frames.lengths, memoryview(buffer)
     spans = zip(frames.starts.tolist(), ends.tolist(), strict=True)
-    crcs = np.array([crc32c(data[start:end] if slow else bytes(data[start:end])) for start, end in spans], np.uint32)
+    crcs = np.array([crc32c(bytes(whole[start:end])) for start, end in spans], np.uint32)
     wrong = np.flatnonzero(_masked(crcs) != _words(buffer, ends, "<u4"))
     if len(wrong):
         raise DataError(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +33,8 @@ from sparkring.data.tfrecord.features import (
     value_type,
     values_of,
 )
-from sparkring.data.tfrecord.framing import HEAD, RecordIndex, buffers, index_of
+from sparkring.data.tfrecord.framing import HEAD, RecordIndex, buffers, index_of, is_record_file
+from sparkring.data.tfrecord.schema import STRING, has_schema, read_schema
 from sparkring.data.where import nearest
 from sparkring.errors import DataError
 from sparkring.runtime.storage import Location, locate
@@ -45,16 +45,17 @@ if TYPE_CHECKING:
     from sparkring.data.tfrecord.schema import Schema
 
 PROBED_RECORDS = 1_000  # the number of records from which the schema is found
-PARSED_RECORDS = 4_096  # the number of records that are parsed at a time
+PARSED_RECORDS, PARSED_BYTES = 4_096, 1 << 21  # the most that is parsed at a time
 Features = Mapping[str, Any]
+_DTYPES = {"bytes": "bytes", "float": "float32", "int64": "int64"}  # by how values are stored
 
 
 @dataclass(frozen=True)
 class RecordFormat:
     """How the records of a data set are read: the columns, and where the records of each file are.
 
-    A feature that is not in `known` is an error, unless `known` is None. If `batched` is true, each record holds several
-    rows.
+    A feature that is not in `known` is an error, unless `known` is None. If `batched` is true, each record holds
+    several rows.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -84,10 +85,12 @@ class RecordFile:
         form, index = self._form, self._form.indexes[self._file]
         wanted = [column for column in form.columns if column.name in columns]
         path = self._dataset.files[self._file].path
-        records = min(rows, PARSED_RECORDS)
         for number in row_groups:
             group = index.groups[number]
             for buffer, frames, offset in buffers(self._dataset.fs, path, index, group, local=self._dataset.local):
+                # The arrays of one step should fit into the processor's cache.
+                mean_bytes = frames.end // len(frames.starts)
+                records = max(1, min(rows, PARSED_RECORDS, PARSED_BYTES // mean_bytes))
                 for at in range(0, len(frames.starts), records):
                     starts, lengths = frames.starts[at : at + records], frames.lengths[at : at + records]
                     begin, end = int(starts[0]), int(starts[-1] + lengths[-1])
@@ -146,7 +149,10 @@ def open_records(
         known = frozenset(probe.names) if features is None and schema is None else None
     form = RecordFormat(columns, tuple(indexes), known, batched)
     groups = [
-        tuple(RowGroup(group.records, group.end - group.begin, group.end - group.begin, group.records) for group in index.groups)
+        tuple(
+            RowGroup(group.records, group.end - group.begin, group.end - group.begin, group.records)
+            for group in index.groups
+        )
         for index in indexes
     ]
     if batched:
@@ -178,11 +184,26 @@ def of_schema(schema: Schema, folder: Location, names: Sequence[str] | None) -> 
     """Return a folder that write_tfrecord() has written as a data set, which is read without TensorFlow."""
     columns = tuple(
         FeatureColumn(
-            column.name, "bytes", "bytes" if column.dtype == "string" else _known(column.dtype, column.name), column.shape
+            column.name, "bytes", "bytes" if column.dtype == STRING else _known(column.dtype, column.name), column.shape
         )
         for column in schema.columns
+        if names is None or column.name in names
     )
-    return open_records([(folder / file.name).written for file in schema.files], names, None, {}, batched=True, columns=columns)
+    paths = [(folder / file.name).written for file in schema.files]
+    dataset = open_records(paths, names, None, {}, batched=True, columns=columns)
+    return replace(dataset, name=folder.written)
+
+
+def records_at(source: Source, names: Sequence[str] | None) -> Dataset | None:
+    """Return the TFRecord files at a path as a data set, or None if the first file there is not one."""
+    if isinstance(source, str | os.PathLike) and has_schema(source):
+        return of_schema(read_schema(source), locate(source), names)
+    for path in [source] if isinstance(source, str | os.PathLike) else source:
+        place = locate(path)
+        for file in files_at(place):
+            if file.size_bytes:
+                return open_records(source, names, None, {}) if is_record_file(place.fs, file.path) else None
+    return None
 
 
 class _Probe:
@@ -212,7 +233,8 @@ class _Probe:
         for name in wanted:
             if name not in self._at:
                 raise DataError(
-                    f"the first {self._records:,} records of {data} have no feature `{name}`: {nearest(name, self.names)}"
+                    f"the first {self._records:,} records of {data} have no feature `{name}`: "
+                    + nearest(name, self.names)
                 )
             try:
                 column = self._column(name, (schema or {}).get(name), batched=batched)
@@ -225,7 +247,9 @@ class _Probe:
                 missing[name] = lacking
             columns.append(column._replace(nulls=(bool(lacking) or name in fill) and not batched))
         if not columns:
-            raise DataError(f"{data}: {'the first records have no features' if names is None else 'no features are named'}.")
+            raise DataError(
+                f"{data}: {'the first records have no features' if names is None else 'no features are named'}."
+            )
         return tuple(columns), missing
 
     def _column(self, name: str, wanted: Any, *, batched: bool) -> FeatureColumn | None:
@@ -236,32 +260,23 @@ class _Probe:
             if wanted is None:
                 return None
             kind = "bytes"
-        values, steps = values_of(self._data, self._entries, at, name, kind)
-        counts = values.counts
-        if wanted is not None:
-            dtype, shape = _wanted(name, wanted, kind)
-        else:
-            dtype, shape = {"bytes": "bytes", "float": "float32", "int64": "int64"}[kind], None
-        if shape is None:
-            if batched:
-                if kind == "bytes" and wanted is None and (counts == 1).all() and (values.flat[1] - values.flat[0]).max() > 0:
-                    raise DataError(
-                        f"the feature `{name}` holds bytes: for a batch in each Example, give the type and the shape of "
-                        f"a row, as in schema={{'{name}': ('float32', (16,))}}, or ('bytes', ()) for one value per row."
-                    )
-                shape = ()
-            elif in_steps:
-                inner = int(counts[0]) if len(counts) else 1
-                if kind == "bytes" and dtype not in ("bytes", "string"):
-                    inner = int(values.flat[1][0] - values.flat[0][0]) // np.dtype(dtype).itemsize
-                shape = (-1,) if inner == 1 else (-1, inner)
-            else:
-                if kind == "bytes" and dtype not in ("bytes", "string"):
-                    counts = (values.flat[1] - values.flat[0]) // np.dtype(dtype).itemsize
-                least, most = (int(counts.min()), int(counts.max())) if len(counts) else (1, 1)
-                shape = () if most <= 1 else (most,) if least == most else (-1,)
-        if in_steps and not shape:
-            shape = (-1,)
+        (counts, flat), _ = values_of(self._data, self._entries, at, name, kind)
+        dtype, shape = _wanted(name, wanted, kind) if wanted is not None else (_DTYPES[kind], None)
+        array = kind == "bytes" and dtype not in ("bytes", "string")  # the memory of an array
+        if array:
+            counts = (flat[1] - flat[0]) // np.dtype(dtype).itemsize
+        least, most = (int(counts.min()), int(counts.max())) if len(counts) else (1, 1)
+        if shape is None and batched:
+            if kind == "bytes" and wanted is None:
+                raise DataError(
+                    f"the feature `{name}` holds bytes: for a batch in each Example, give the type and the shape of a "
+                    f"row, as in schema={{'{name}': ('float32', (16,))}}, or ('bytes', ()) for one value per row."
+                )
+            shape = ()
+        elif shape is None and in_steps:  # `counts` are the values of each step
+            shape = (-1,) if most <= 1 else (-1, most)
+        elif shape is None:
+            shape = () if most <= 1 else (most,) if least == most else (-1,)
         return FeatureColumn(name, kind, dtype, shape, in_steps)
 
 
@@ -273,12 +288,14 @@ def _wanted(name: str, wanted: Any, kind: str) -> tuple[str, tuple[int, ...] | N
         named = text or np.dtype(dtype).name
         value_type(named)
         sizes = None if shape is None else tuple(int(length) for length in shape)
-        if sizes is not None and not all(length > 0 for length in sizes[1:]) or (sizes and sizes[0] < 1 and sizes[0] != -1):
+        if (sizes is not None and not all(length > 0 for length in sizes[1:])) or (
+            sizes and sizes[0] < 1 and sizes[0] != -1
+        ):
             raise ValueError
     except (TypeError, ValueError):
         raise DataError(
-            f"schema={{'{name}': {wanted!r}}}: expected a dtype, 'bytes' or 'string', or such a type and the shape of a "
-            "row, as in ('float32', (16, 3)). A first dimension of -1 has any length."
+            f"schema={{'{name}': {wanted!r}}}: expected a dtype, 'bytes' or 'string', or such a type and the shape of "
+            "a row, as in ('float32', (16, 3)). A first dimension of -1 has any length."
         ) from None
     if text and kind != "bytes":
         held = "floats" if kind == "float" else "integers"

@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkring.data.dataset import Source
+from sparkring.data.dataset import Dataset, Source
 from sparkring.data.layout import Columns, Transform, groups_of, members_of
 from sparkring.data.plan import seat
 from sparkring.data.shards import Shards, shards
 from sparkring.data.tfrecord.example import decoded, tensorflow
 from sparkring.data.tfrecord.open import Features, of_schema, open_records
 from sparkring.data.tfrecord.reading import RecordReading
-from sparkring.data.tfrecord.schema import RecordColumn, RecordShare, Remainder, Schema, has_schema, read_schema, share_out
+from sparkring.data.tfrecord.schema import (
+    RecordColumn,
+    RecordShare,
+    Remainder,
+    Schema,
+    has_schema,
+    read_schema,
+    share_out,
+)
 from sparkring.data.where import nearest
 from sparkring.errors import DataError, OptionsError
 from sparkring.runtime import world
@@ -83,24 +91,32 @@ def tfrecords(
     """
     if remainder not in ("drop", "pad"):
         raise OptionsError(f"remainder={remainder!r}: expected 'drop' or 'pad'.")
-    options = {"shuffle": shuffle, "seed": seed, "remainder": remainder, "transform": transform, "rank": rank, "size": size}
+    options: dict[str, Any] = {
+        "columns": columns,
+        "shuffle": shuffle,
+        "seed": seed,
+        "remainder": remainder,
+        "transform": transform,
+        "rank": rank,
+        "size": size,
+    }
     groups = groups_of(columns)
     names = None if groups is None else [name for group in groups.values() for name in members_of(group)]
     if not isinstance(path, str | os.PathLike) or not has_schema(path):
         dataset = open_records(path, names, schema, fill or {}, batched=batched)
-        return shards(dataset, batch_size or BATCH_SIZE, columns=columns, fill=fill, **options)
+        return shards(dataset, batch_size or BATCH_SIZE, fill=fill, **options)
     written, folder = read_schema(path), locate(path)
     if batch_size not in (None, written.batch_size) or schema is not None or fill is not None:
         raise OptionsError(
-            f"{folder.written} was written by write_tfrecord(), with a schema and batches of {written.batch_size:,} rows: "
-            "leave out batch_size=, schema= and fill=."
+            f"{folder.written} was written by write_tfrecord(), with a schema and batches of {written.batch_size:,} "
+            "rows: leave out batch_size=, schema= and fill=."
         )
     known = [column.name for column in written.columns]
     for name in names or ():
         if name not in known:
             raise DataError(f"{folder.written} has no column `{name}`: {nearest(name, known)}")
     if isinstance(columns, Mapping) or not _tensorflow_reads(folder):
-        return shards(of_schema(written, folder, names), written.batch_size, columns=columns, **options)
+        return shards(of_schema(written, folder, names), written.batch_size, **options)
     chosen = tuple(column for column in written.columns if names is None or column.name in names)
     records = Records(folder, written, chosen, shuffle, seed, remainder, transform, seat(rank, size))
     records.share()
@@ -143,6 +159,16 @@ class Records:
     def share(self) -> RecordShare:
         """Return the records that this rank reads. Raise DataError if there are fewer records than ranks."""
         return share_out(self.schema, self.rank, self.size, self.remainder)
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows in a batch."""
+        return self.schema.batch_size
+
+    @functools.cached_property
+    def dataset(self) -> Dataset:
+        """The files as a data set, for `%shards`."""
+        return of_schema(self.schema, self.folder, [column.name for column in self.columns])
 
     @property
     def steps(self) -> int:
