@@ -491,7 +491,8 @@ def _payloads(data: Array, at: Array, ends: Array, key: bytes, kind: str) -> tup
     """
     if len(key) > _SHORT_KEY:
         return None
-    # As long as all lengths are below 128, they have one byte each, and the bytes before the values differ only in them.
+    # As long as all lengths are below 128, they have one byte each, and the bytes before the values
+    # differ only in them.
     inside = bytes([_TAG, len(key), *key])
     head = bytes([_TAG, 0, *inside, _VALUE, 0, _TAGS[kind], 0, _TAG, 0])
     size = len(head)

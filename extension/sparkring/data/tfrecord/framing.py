@@ -97,7 +97,7 @@ def index_of(fs: AbstractFileSystem, path: str, size_bytes: int, *, local: bool)
                 elif not len(frames.starts):
                     end += HEAD  # not even the length is there
                 if end > size_bytes:
-                    raise cut_off(path, int(found[-1][-1]) if found and frames.end < len(data) else at, size_bytes)
+                    raise _cut_off(path, at + frames.end, size_bytes)
                 at = end
     except FileNotFoundError:
         raise DataError(f"{path} has been removed while its records were counted.") from None
@@ -194,7 +194,7 @@ def frames_in(buffer: Array, path: str, offset: int) -> Frames:
     return Frames(heads + HEAD, lengths, at)
 
 
-def cut_off(path: str, at: int, size_bytes: int) -> DataError:
+def _cut_off(path: str, at: int, size_bytes: int) -> DataError:
     """Return the error for a file that ends inside the record that begins at byte `at`."""
     return DataError(
         f"{path} is cut off: the record at byte {at:,} goes on after the end of the file, at byte {size_bytes:,}. "
