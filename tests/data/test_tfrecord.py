@@ -6,6 +6,9 @@ import collections
 import json
 import os
 import resource
+import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from decimal import Decimal
@@ -486,8 +489,19 @@ def test_what_is_no_whole_folder(folder):
     with pytest.raises(DataError, match="another version"):
         tfrecords(folder)
     (folder / SCHEMA).unlink()
-    with pytest.raises(DataError, match="writing was interrupted"):
+    with pytest.raises(DataError, match="has no _schema"):
         read_schema(folder)
+
+
+def test_a_writer_that_is_killed(folder):
+    """What it leaves is not read as if others had written it."""
+    code = "import os, signal, numpy as np; from sparkring.data.tfrecord import write_tfrecord\n"
+    code += "def rows():\n yield {'x': np.arange(8)}\n os.kill(os.getpid(), signal.SIGKILL)\n"
+    code += f"write_tfrecord(rows(), {str(folder)!r}, batch_size=4)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert list(folder.glob("*.tfrecord"))
+    with pytest.raises(DataError, match="writing was interrupted"):
+        tfrecords(folder)
 
 
 def test_damaged_files(folder):

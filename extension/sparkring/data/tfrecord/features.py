@@ -148,12 +148,12 @@ def entries_of(data: Array, starts: Array, ends: Array) -> Entries:
 
 def names_of(data: Array, entries: Entries) -> dict[tuple[str, bool], Array]:
     """Return the numbers of the entries of each feature, by its name and whether it is a FeatureList."""
-    found: dict[tuple[bytes, bool], list[int]] = {}
+    numbers: dict[tuple[bytes, bool], list[int]] = {}
     whole = data.tobytes()
     columns = (entries.key_start.tolist(), entries.key_end.tolist(), entries.in_steps.tolist())
     for number, (start, end, in_steps) in enumerate(zip(*columns, strict=True)):
-        found.setdefault((whole[start:end], in_steps), []).append(number)
-    return {(key.decode(errors="replace"), steps): np.array(at) for (key, steps), at in found.items()}
+        numbers.setdefault((whole[start:end], in_steps), []).append(number)
+    return {(key.decode(errors="replace"), steps): np.array(at) for (key, steps), at in numbers.items()}
 
 
 def kind_of(data: Array, entries: Entries, chosen: Array) -> str:

@@ -78,7 +78,7 @@ def index_of(fs: AbstractFileSystem, path: str, size_bytes: int, *, local: bool)
                     _checked_first(buffer, frames, path, end)
                     end, records = end + frames.end, records + len(frames.starts)
                 return RecordIndex(compression, (Group(0, end, records),) if records else ())
-            found: list[Array] = []
+            record_starts: list[Array] = []
             at = 0
             while at < size_bytes:
                 if at:
@@ -89,10 +89,10 @@ def index_of(fs: AbstractFileSystem, path: str, size_bytes: int, *, local: bool)
                 if not at:
                     _checked_first(buffer, frames, path, 0)
                 if len(frames.starts):
-                    found.append(at + frames.starts - HEAD)
+                    record_starts.append(at + frames.starts - HEAD)
                 end = at + frames.end
                 if len(data) - frames.end >= HEAD:  # this record goes on after the chunk: its data need not be read
-                    found.append(np.array([end]))
+                    record_starts.append(np.array([end]))
                     end += HEAD + _length(buffer, frames.end, path, at) + TAIL
                 elif not len(frames.starts):
                     end += HEAD  # not even the length is there
@@ -103,7 +103,7 @@ def index_of(fs: AbstractFileSystem, path: str, size_bytes: int, *, local: bool)
         raise DataError(f"{path} has been removed while its records were counted.") from None
     except BROKEN as error:
         raise DataError(f"{path} cannot be read: {' '.join(str(error).split()).rstrip('.')}.") from error
-    offsets = np.concatenate(found)
+    offsets = np.concatenate(record_starts)
     cuts = np.flatnonzero(np.diff(offsets // GROUP_BYTES, prepend=-1))
     begins, ends = offsets[cuts], [*offsets[cuts[1:]], at]
     counts = np.diff([*cuts, len(offsets)])

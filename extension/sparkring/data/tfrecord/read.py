@@ -58,7 +58,8 @@ def tfrecords(
 ) -> Records | Shards:
     """Return this rank's share of TFRecord files, whether write_tfrecord(), TensorFlow or Spark has written them.
 
-        data = tfrecords("s3://bucket/images/*.tfrecord.gz", batch_size=64, schema={"image": ("uint8", (32, 32, 3))})
+        schema = {"image": ("uint8", (32, 32, 3)), "label": "int64"}
+        data = tfrecords("s3://bucket/images/*.tfrecord.gz", batch_size=64, schema=schema)
         model.fit(data.as_tf("image", "label"))
 
     Each tf.train.Example or SequenceExample is a row. All ranks take the same number of steps. On the driver, the
