@@ -111,6 +111,15 @@ def tfrecords(what: str, folder: str) -> Epoch:
     return lambda: dataset
 
 
+def tfrecords_by_hand(what: str, folder: str) -> Epoch:
+    """Read the files of the hand-written pipeline."""
+    ready_tensorflow()
+    from sparkring.data.tfrecord import tfrecords
+
+    dataset = tfrecords(f"{folder}-by-hand", batch_size=BATCH, remainder="pad").as_tf("x")
+    return lambda: dataset
+
+
 def tfrecord_by_hand(what: str, folder: str) -> Epoch:
     """Return the usual pipeline over one Example per row: interleave, batch, parse the batch.
 

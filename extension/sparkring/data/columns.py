@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Array = Any  # numpy.ndarray
 Raw = tuple[np.dtype[Any], tuple[int, ...]]  # the dtype and shape of the array that a row's bytes hold
-Caller = Literal["shards", "predict", "estimator"]
+Caller = Literal["shards", "tfrecords", "predict", "estimator"]
 _VECTOR = {"type", "size", "indices", "values"}
 
 
@@ -171,6 +171,7 @@ def has_nulls(
     advice = {
         "shards": f"replace them with fill={{'{name}': {value}}}, or leave these rows out with "
         f'where="{as_written(name)} is not None"',
+        "tfrecords": f"replace them with fill={{'{name}': {value}}}",
         "predict": f"replace them with fill={{'{name}': {value}}}, leave these rows out with {drop}, or use "
         'on_error="null"',
         "estimator": f"leave these rows out with {drop}, or replace the nulls, for example with df.fillna() or Imputer",
@@ -282,7 +283,10 @@ def ragged(name: str, lengths: list[int], caller: Caller = "shards") -> DataErro
     shown = f"{lengths[0]} and {lengths[-1]}" if len(lengths) < 3 else f"between {lengths[0]} and {lengths[-1]}"
     return DataError(
         f"column `{name}` has rows of different lengths ({shown}), but a batch is one array: pad or cut them first"
-        f"{', or leave the column out with columns=[…]' * (caller == 'shards')}."
+        + {
+            "shards": ", or leave the column out with columns=[…].",
+            "tfrecords": f", as with schema={{'{name}': ('float32', ({lengths[-1]},))}} and fill={{'{name}': 0}}.",
+        }.get(caller, ".")
     )
 
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -74,6 +74,13 @@ class DataFile(NamedTuple):
     partitions: tuple[tuple[str, Any], ...] = ()
 
 
+class FileForm(Protocol):
+    """A format of files other than Parquet. It must be possible to pickle it."""
+
+    def open(self, dataset: Dataset, file: int) -> Any:
+        """Open file number `file`. Return an object with the methods of pyarrow's ParquetFile that reading needs."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A data set as it was when it was opened.
@@ -83,7 +90,7 @@ class Dataset:
     paths. `reads` names the chosen columns and the columns that the filter reads. `where` is the filter as text.
     `nulls` holds the number of nulls in each column, as far as footers and paths show it; nulls in rows that do not
     pass the filter are counted, too. If the data comes from a DataFrame, `spark` holds the Spark types of the columns
-    that hold rows or maps.
+    that hold rows or maps. `form` opens files that are not Parquet.
     """
 
     name: str
@@ -97,6 +104,12 @@ class Dataset:
     condition: pc.Expression | None = None
     nulls: Mapping[str, int] = field(default_factory=dict)
     spark: Mapping[str, DataType] = field(default_factory=dict)
+    form: FileForm | None = None
+
+    @property
+    def kind(self) -> str:
+        """The format of the files."""
+        return "parquet" if self.form is None else "tfrecord"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -153,12 +166,12 @@ def open_dataset(
     fs = places[0].fs
     if any(place.fs != fs for place in places):
         raise DataError(f"{name}: these paths are on different file systems; use one file system per data set.")
-    parquet_files = [file for place in places for file in _files(place)]
+    parquet_files = [file for place in places for file in files_at(place)]
     if not parquet_files:
         raise DataError(f"{name}: there is no Parquet file in this folder.")
-    footers = _at_once(lambda file: _footer(fs, file), parquet_files, f"reading the footers of {name}")
-    partitioned, kinds = _partitions([file.below for file in parquet_files])
-    schemas = [_with_partitions(footer.schema, keys, kinds) for footer, keys in zip(footers, partitioned, strict=True)]
+    footers = at_once(lambda file: _footer(fs, file), parquet_files, f"reading the footers of {name}")
+    partitioned, kinds = partitions_in([file.below for file in parquet_files])
+    schemas = [with_partitions(footer.schema, keys, kinds) for footer, keys in zip(footers, partitioned, strict=True)]
     whole = schemas[0]
     named = [column for column in whole.names if not re.fullmatch(r"__index_level_\d+__", column)]  # pandas' index
     chosen = list(dict.fromkeys(columns)) if columns is not None else named
@@ -218,11 +231,13 @@ def arrow_file_system(fs: AbstractFileSystem) -> Any:
     return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fs))
 
 
-def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
+def open_file(dataset: Dataset, file: int) -> Any:
     """Open file number `file`. The caller must close it.
 
     Raise DataError if the file cannot be read, or if it has been removed or rewritten since the data set was opened.
     """
+    if dataset.form is not None:
+        return dataset.form.open(dataset, file)
     known = dataset.files[file]
     try:
         # By default, Arrow reads whole columns of a row group before it decodes them. With a buffer, Arrow reads and
@@ -275,7 +290,7 @@ class _Footer(NamedTuple):
     version: str
 
 
-def _files(place: Location) -> list[_File]:
+def files_at(place: Location) -> list[_File]:
     """Return the files at a path, sorted by name. In folders, hidden files and subfolders are left out."""
     fs, path = place.fs, place.path
     try:
@@ -344,13 +359,15 @@ def _broken(path: str, error: BaseException) -> DataError:
     reason = " ".join(str(error).split())
     if "magic bytes" in reason or "smaller than the minimum" in reason or "size is 0 bytes" in reason:
         reason = "it is not a Parquet file, or it is incomplete"
+        if "tfrecord" in path:
+            reason += "; TFRecord files are read by sparkring.data.tfrecord.tfrecords()"
     return DataError(f"{path} cannot be read: {reason.rstrip('.')}.")
 
 
 # ── Columns ───────────────────────────────────────────────────────────────────
 
 
-def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]], dict[str, pa.DataType]]:
+def partitions_in(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]], dict[str, pa.DataType]]:
     """Return the partitions (folders named key=value) in each path, and the type of each key.
 
     The type is int64 if all values of the key are integers, otherwise string.
@@ -377,7 +394,8 @@ def _is_whole(value: str) -> bool:
     return value.removeprefix("-").isdecimal() and str(int(value)) == value and abs(int(value)) < 2**63
 
 
-def _with_partitions(schema: pa.Schema, keys: Sequence[tuple[str, Any]], kinds: dict[str, pa.DataType]) -> pa.Schema:
+def with_partitions(schema: pa.Schema, keys: Sequence[tuple[str, Any]], kinds: dict[str, pa.DataType]) -> pa.Schema:
+    """Return a schema with the keys of a path's partitions after its own columns."""
     for key, _ in keys:
         if key not in schema.names:
             schema = schema.append(pa.field(key, kinds[key]))
@@ -507,7 +525,7 @@ def _counted(dataset: Dataset, filtered: Set[str]) -> Dataset:
         return file._replace(row_groups=groups)
 
     doing = f"counting the rows of {dataset.name} that pass `{dataset.where}`"
-    return replace(dataset, files=tuple(_at_once(count, range(len(dataset.files)), doing)))
+    return replace(dataset, files=tuple(at_once(count, range(len(dataset.files)), doing)))
 
 
 def _has_floats(kind: pa.DataType) -> bool:
@@ -516,7 +534,7 @@ def _has_floats(kind: pa.DataType) -> bool:
     return pa.types.is_floating(kind) or any(_has_floats(kind.field(at).type) for at in range(kind.num_fields))
 
 
-def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
+def at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
     """Call `work` for all items, several at a time, and return the results in order.
 
     If the calls take a while, the number of finished items is reported from time to time. After an error, no further

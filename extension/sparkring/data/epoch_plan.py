@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkring.data.plan import Remainder, plan
 
 if TYPE_CHECKING:
-    from sparkring.data.dataset import Dataset
+    from sparkring.data.dataset import DataFile, Dataset
 
 USD_PER_GET = 0.0004 / 1000  # the price of a GET at S3 (Standard, us-east-1) and GCS (Standard)
 GETS_PER_S = 5_500  # GETs that S3 serves for one prefix: Amazon S3 User Guide, "Best practices design patterns"
@@ -54,7 +54,10 @@ class Requests(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """What each rank reads in an epoch: `ours` for the even split, `petastorms` for Petastorm's whole row groups."""
+    """What each rank reads in an epoch: `ours` for the even split, `petastorms` for Petastorm's whole row groups.
+
+    For TFRecord files, `petastorms` has whole files instead, as tf.data's shard() divides them.
+    """
 
     dataset: Dataset
     batch_size: int
@@ -116,6 +119,8 @@ def _ours(dataset: Dataset, size: int, batch_size: int, remainder: Remainder) ->
 
 
 def _petastorms(dataset: Dataset, size: int, batch_size: int) -> tuple[RankShare, ...]:
+    if dataset.form is not None:
+        return tuple(_whole_files(dataset.files[rank::size], batch_size) for rank in range(size))
     groups = [(number, group) for number, file in enumerate(dataset.files) for group in file.row_groups]
     shares = []
     for rank in range(size):
@@ -124,6 +129,12 @@ def _petastorms(dataset: Dataset, size: int, batch_size: int) -> tuple[RankShare
         size_bytes = sum(group.size_bytes for _, group in mine)
         shares.append(RankShare(rows, size_bytes, len({file for file, _ in mine}), len(mine), -(-rows // batch_size)))
     return tuple(shares)
+
+
+def _whole_files(files: Sequence[DataFile], batch_size: int) -> RankShare:
+    groups = [group for file in files for group in file.row_groups]
+    rows = sum(group.rows for group in groups)
+    return RankShare(rows, sum(group.size_bytes for group in groups), len(files), len(groups), -(-rows // batch_size))
 
 
 def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Requests:
@@ -144,11 +155,15 @@ def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Request
             begin = end
     runs = _column_runs(dataset)
     folder, busiest = by_folder.most_common(1)[0] if by_folder else ("", 0)
-    return Requests(len(dataset.files), runs * by_folder.total(), runs * busiest, folder)
+    # To count records, whole files of small records are read.
+    opening = len(dataset.files) if dataset.form is None else max(len(dataset.files), dataset.row_groups)
+    return Requests(opening, runs * by_folder.total(), runs * busiest, folder)
 
 
 def _column_runs(dataset: Dataset) -> int:
     """Return the number of series of adjacent columns that are read."""
+    if dataset.form is not None:  # a record has all columns
+        return 1
     in_path = {key for file in dataset.files for key, _ in file.partitions}
     taken = [name in dataset.reads for name in dataset.stored_schema.names if name not in in_path]
     return max(1, sum(now and not before for before, now in itertools.pairwise([False, *taken])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,11 @@ def preview(
 def can_be_previewed(value: Any) -> bool:
     """Return whether to suggest a variable with this value for `%shards`. Strings are left out: most are not paths."""
     kind = type(value)
-    return isinstance(value, os.PathLike) or hasattr(kind, "sparkSession") or kind.__name__ in ("Shards", "Dataset")
+    return (
+        isinstance(value, os.PathLike)
+        or hasattr(kind, "sparkSession")
+        or kind.__name__ in ("Shards", "Records", "Dataset")
+    )
 
 
 def _dataset_of(value: Any, name: str, columns: tuple[str, ...] | None, where: str) -> Dataset:
@@ -71,4 +76,19 @@ def _dataset_of(value: Any, name: str, columns: tuple[str, ...] | None, where: s
             f"%shards takes a path, a Spark DataFrame or the result of sparkring.shards(…), but {name} is of type "
             f"{type_name(value)}."
         )
-    return open_dataset(value, columns, where or None)
+    records = _records_at(value, columns)
+    if records is None:
+        return open_dataset(value, columns, where or None)
+    if where:
+        raise OptionsError(f"%shards {name}: --where is for Parquet files, and these are TFRecord files.")
+    return records
+
+
+def _records_at(path: Any, columns: tuple[str, ...] | None) -> Dataset | None:
+    """Return the TFRecord files at a path as a data set, or None if there are none."""
+    try:
+        module = importlib.import_module("sparkring.data.tfrecord.open")
+    except ModuleNotFoundError:  # this product has been taken out
+        return None
+    records: Dataset | None = module.records_at(path, columns)
+    return records

@@ -10,11 +10,10 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sparkring.data.dataset import BROKEN, Dataset, open_file
 from sparkring.data.plan import RowRange, in_order
@@ -106,7 +105,7 @@ class _Files:
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self._open: dict[int, pq.ParquetFile] = {}  # in the order in which they were opened
+        self._open: dict[int, Any] = {}  # in the order in which they were opened
         # Only one remote file is open at a time, because an open remote file keeps read-ahead data in memory.
         self._most = OPEN_FILES if dataset.local else 1
 
@@ -117,7 +116,7 @@ class _Files:
     def _close_first(self) -> None:
         self._open.pop(next(iter(self._open))).close(force=True)
 
-    def _file(self, number: int) -> pq.ParquetFile:
+    def _file(self, number: int) -> Any:
         if number not in self._open:
             if len(self._open) == self._most:
                 self._close_first()

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkring.data import plan as planning
-from sparkring.data.columns import changes_with_nulls, has_nulls, holds_nulls, replacement, writable
+from sparkring.data.columns import Caller, changes_with_nulls, has_nulls, holds_nulls, replacement, writable
 from sparkring.data.dataset import Dataset, Source, having_nulls, open_dataset
 from sparkring.data.layout import (
     Array,
@@ -76,7 +76,7 @@ class Chunk(Generic[Held]):
 
 
 def shards(
-    source: Source | DataFrame,
+    source: Source | DataFrame | Dataset,
     batch_size: int = 32,
     *,
     columns: Columns | None = None,
@@ -143,7 +143,8 @@ def shards(
     dataset = _open(source, names, where, cache)
     if groups is None:
         groups = {name: name for name in dataset.columns}
-    making = making_of(fill, raw, dataset.columns, "columns to be read")
+    caller: Caller = "shards" if dataset.form is None else "tfrecords"
+    making = making_of(fill, raw, dataset.columns, "columns to be read", caller)
     depends = [
         column.name for column in dataset.schema if changes_with_nulls(column.type) and column.name not in making.fill
     ]
@@ -501,7 +502,7 @@ class Shards:
         if self._progress is None:
             self._progress = ReadProgress(
                 name=dataset.name,
-                kind="parquet",
+                kind=dataset.kind,
                 columns=dataset.columns,
                 where=dataset.where,
                 version=dataset.version,
@@ -594,8 +595,13 @@ def _buffer_rows(batch_size: int, dataset: Dataset) -> int:
 
 
 def _open(
-    source: Source | DataFrame, names: Sequence[str] | None, where: Where, cache: str | os.PathLike[str] | None
+    source: Source | DataFrame | Dataset,
+    names: Sequence[str] | None,
+    where: Where,
+    cache: str | os.PathLike[str] | None,
 ) -> Dataset:
+    if isinstance(source, Dataset):
+        return source
     if hasattr(source, "sparkSession"):
         from sparkring.data.frames import name_of, nested_types
         from sparkring.data.materialise import materialise

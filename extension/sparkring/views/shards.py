@@ -18,7 +18,11 @@ CELLS = 32  # the width of a band in the text picture, in characters
 FILES_MARKED = 64
 COLUMNS_NAMED = 8
 SHADES = 20
-_EVEN, _IN_TURN = "shards(): even split", "Petastorm: row groups in turn"
+# By format: sparkring's split, and the split that others make.
+_SPLITS = {
+    "parquet": ("shards(): even split", "Petastorm: row groups in turn"),
+    "tfrecord": ("tfrecords(): even split", "tf.data: files in turn"),
+}
 
 LARGE_GROUP_BYTES = 256_000_000
 GROUP_BYTES = 64_000_000
@@ -40,7 +44,7 @@ def shards_html(outlook: Outlook) -> str:
         f"<small>{text(data_words(outlook))}</small></div>",
         *counts,
         f'<div class="sr-charts">{"".join(_picture(outlook, layout) for layout in _layouts(outlook))}</div>',
-        bare_table(HEADERS, table_rows(outlook)),
+        bare_table(headers(outlook), table_rows(outlook)),
         advised(advice(outlook)),
     ]
     return enclosed("".join(parts))
@@ -52,7 +56,7 @@ def shards_text(outlook: Outlook) -> str:
         f"{first_line(outlook.dataset.name, 120)}: {plain(data_words(outlook))}",
         "\n".join([epoch_words(outlook), *map(plain, request_words(outlook))]),
         _text_picture(outlook),
-        table_text(HEADERS, table_rows(outlook)),
+        table_text(headers(outlook), table_rows(outlook)),
         "\n".join(f"→ {plain(line)}" for line in advice(outlook)),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -135,6 +139,8 @@ def _few_rows(outlook: Outlook) -> str:
 
 
 def _few_groups(outlook: Outlook) -> str:
+    if outlook.dataset.kind == "tfrecord":
+        return _few_files(outlook)
     groups = outlook.dataset.row_groups
     if groups >= outlook.size:
         return ""
@@ -143,6 +149,18 @@ def _few_groups(outlook: Outlook) -> str:
         f"{counted(groups, 'row group')} for {counted(outlook.size, 'rank')}: Petastorm assigns whole row groups, so "
         f"{idle} would get none, and Petastorm raises NoDataAvailableError. Use shards(), which divides row groups, or "
         f"write at least {outlook.size} row groups: df.repartition({outlook.size})."
+    )
+
+
+def _few_files(outlook: Outlook) -> str:
+    files = len(outlook.dataset.files)
+    if files >= outlook.size:
+        return ""
+    idle = rank_list(rank for rank, share in enumerate(outlook.petastorms) if not share.rows)
+    return (
+        f"{counted(files, 'file')} for {counted(outlook.size, 'rank')}: tf.data's shard() assigns whole files, so "
+        f"{idle} would get none. tfrecords() divides files; a rank that begins inside a compressed file unpacks all "
+        f"that comes before, so write at least {outlook.size} files."
     )
 
 
@@ -156,6 +174,8 @@ def _uneven(outlook: Outlook) -> str:
         return f"With Petastorm's shards, {rank_list(filtered)} would get only row groups without matching rows."
     if most.rows < UNEVEN * least.rows and most.steps == least.steps:
         return ""
+    split = "Petastorm's shards" if outlook.dataset.kind == "parquet" else "Whole files"
+    ours = _SPLITS[outlook.dataset.kind][0].partition(":")[0]
     ranks = shares.index(least), shares.index(most)
     ratio = most.rows / least.rows
     times = f"{ratio:.{0 if ratio >= 10 else 1 if ratio >= 1.2 else 2}f}"
@@ -164,14 +184,16 @@ def _uneven(outlook: Outlook) -> str:
         "waits for ranks that have no batches left"
     )
     return (
-        f"Petastorm's shards are uneven: rank {ranks[1]} gets {most.rows:,} rows, {times} times as many as rank "
-        f"{ranks[0]}, which gets {least.rows:,}{waits if most.steps > least.steps else ''}. With shards(), every rank "
-        "takes the same number of steps."
+        f"{split} are uneven: rank {ranks[1]} gets {most.rows:,} rows, {times} times as many as rank {ranks[0]}, which "
+        f"gets {least.rows:,}{waits if most.steps > least.steps else ''}. With {ours}, "
+        "every rank takes the same number of steps."
     )
 
 
 def _large_groups(outlook: Outlook) -> str:
     files = outlook.dataset.files
+    if outlook.dataset.kind == "tfrecord":
+        return ""
     every = [(group.stored_bytes, number, file) for file in files for number, group in enumerate(file.row_groups, 1)]
     largest, number, file = max(every, key=lambda group: group[0])
     if largest < LARGE_GROUP_BYTES:
@@ -212,8 +234,16 @@ def _selective(outlook: Outlook) -> str:
 
 # ── The table ─────────────────────────────────────────────────────────────────
 
-HEADERS = ("rank", "rows", "bytes", "files", "row groups", "steps", "Petastorm: rows", "row groups ", "steps ")
-_OURS, _PETASTORMS = ("rows", "size_bytes", "files", "row_groups", "steps"), ("rows", "row_groups", "steps")
+_OURS = ("rows", "size_bytes", "files", "row_groups", "steps")
+# By format: what others' split counts, beside rows and steps.
+_COUNTED = {"parquet": ("row groups", "row_groups"), "tfrecord": ("files", "files")}
+
+
+def headers(outlook: Outlook) -> tuple[str, ...]:
+    """Return the names of the columns of the table."""
+    kind = outlook.dataset.kind
+    other = _SPLITS[kind][1].partition(":")[0]
+    return "rank", "rows", "bytes", "files", "row groups", "steps", f"{other}: rows", f"{_COUNTED[kind][0]} ", "steps "
 
 
 def blocks(count: int) -> list[range]:
@@ -224,7 +254,9 @@ def blocks(count: int) -> list[range]:
 
 def table_rows(outlook: Outlook) -> list[tuple[str, ...]]:
     """Return a row for each rank or block of ranks. In the row of a block, the cells have ranges of numbers."""
-    columns = [(outlook.ours, name) for name in _OURS] + [(outlook.petastorms, name) for name in _PETASTORMS]
+    columns = [(outlook.ours, name) for name in _OURS] + [
+        (outlook.petastorms, name) for name in ("rows", _COUNTED[outlook.dataset.kind][1], "steps")
+    ]
     rows: list[tuple[str, ...]] = []
     for ranks in blocks(outlook.size):
         values = (([getattr(split[rank], name) for rank in ranks], name) for split, name in columns)
@@ -253,13 +285,19 @@ class Layout(NamedTuple):
 
 def _layouts(outlook: Outlook) -> list[Layout]:
     shown = blocks(outlook.size)
-    groups = _groups(outlook)
+    groups = _groups(outlook) if outlook.dataset.kind == "parquet" else _files(outlook)
+    ours, others = _SPLITS[outlook.dataset.kind]
     even = tuple((Stretch(outlook.stretches[ranks[0]][0], outlook.stretches[ranks[-1]][1]),) for ranks in shown)
     in_turn = tuple(tuple(sorted(group for rank in ranks for group in groups[rank :: outlook.size])) for ranks in shown)
     return [
-        Layout(_EVEN, even, tuple(sum(outlook.ours[rank].rows for rank in ranks) for ranks in shown)),
-        Layout(_IN_TURN, in_turn, tuple(sum(outlook.petastorms[rank].rows for rank in ranks) for ranks in shown)),
+        Layout(ours, even, tuple(sum(outlook.ours[rank].rows for rank in ranks) for ranks in shown)),
+        Layout(others, in_turn, tuple(sum(outlook.petastorms[rank].rows for rank in ranks) for ranks in shown)),
     ]
+
+
+def _files(outlook: Outlook) -> list[Stretch]:
+    counts = (sum(group.rows for group in file.row_groups) for file in outlook.dataset.files)
+    return [Stretch(*ends) for ends in itertools.pairwise(itertools.accumulate(counts, initial=0))]
 
 
 def _groups(outlook: Outlook) -> list[Stretch]:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkring.data.dataset import Dataset, Source
+from sparkring.data.layout import Columns, Transform, groups_of, members_of
 from sparkring.data.plan import seat
+from sparkring.data.shards import Shards, shards
 from sparkring.data.tfrecord.example import decoded, tensorflow
+from sparkring.data.tfrecord.open import Features, of_schema, open_records
 from sparkring.data.tfrecord.reading import RecordReading
-from sparkring.data.tfrecord.schema import RecordColumn, RecordShare, Remainder, Schema, read_schema, share_out
+from sparkring.data.tfrecord.schema import (
+    RecordColumn,
+    RecordShare,
+    Remainder,
+    Schema,
+    has_schema,
+    read_schema,
+    share_out,
+)
 from sparkring.data.where import nearest
 from sparkring.errors import DataError, OptionsError
 from sparkring.runtime import world
@@ -25,49 +38,97 @@ if TYPE_CHECKING:
 SHUFFLED_BYTES = 64_000_000  # the most bytes in the buffer in which records are shuffled
 MOST_SHUFFLED = 64  # the most records in this buffer
 
-Transform = Callable[[dict[str, Any]], Any]
+BATCH_SIZE = 32
 
 
 def tfrecords(
-    path: str | os.PathLike[str],
+    path: Source,
     *,
-    columns: Sequence[str] | None = None,
+    batch_size: int | None = None,
+    columns: Columns | None = None,
+    schema: Features | None = None,
+    batched: bool = False,
+    fill: Mapping[str, Any] | None = None,
     shuffle: bool = True,
     seed: int = 0,
     remainder: Remainder = "drop",
     transform: Transform | None = None,
     rank: int | None = None,
     size: int | None = None,
-) -> Records:
-    """Return this rank's share of a folder that write_tfrecord() has written.
+) -> Records | Shards:
+    """Return this rank's share of TFRecord files, whether write_tfrecord(), TensorFlow or Spark has written them.
 
-    On the driver, the share is the whole folder. Call tfrecords() in the notebook, and use its result in the cell, so
-    that errors are raised before the launch.
+        schema = {"image": ("uint8", (32, 32, 3)), "label": "int64"}
+        data = tfrecords("s3://bucket/images/*.tfrecord.gz", batch_size=64, schema=schema)
+        model.fit(data.as_tf("image", "label"))
 
-    columns: the names of the columns to read; default: all.
+    Each tf.train.Example or SequenceExample is a row. All ranks take the same number of steps. On the driver, the
+    share is the whole data set. Call tfrecords() in the notebook, and use its result in the cell, so that errors are
+    raised before the launch, and the records are counted only once. The files may be compressed with gzip or zlib. They
+    are read without TensorFlow and tensorflow-io.
+
+    path: a folder, with its subfolders, a file or a glob (dbfs:, file:, or any URL that fsspec supports), or a list of
+        these.
+    batch_size: the number of rows in a batch of this rank; default: 32. A folder of write_tfrecord() has its own.
+    columns: the names of the features to read, or a dict of arrays as for shards(); default: all.
+    schema: the features to read and their types: a dtype, "bytes" or "string", or a pair of a type and the shape of a
+        row. Numbers that are stored as bytes are the memory of an array. A first dimension of -1 has any length.
+        Default: what the first 1,000 records have.
+    batched: whether each Example holds a batch of rows. `schema` then has the shape of one row.
+    fill: a dict from features to the values that replace missing ones and fill up lists that are too short.
     shuffle: whether to read the records in a new order every epoch. The order depends on `seed`; 0 is a seed like
         any other.
     remainder: what to do so that all ranks get the same number of full batches: "drop" leaves out the last rows, "pad"
         repeats some rows.
-    transform: a function that takes a dict of tensors [batch, …] and returns the model's input. It runs in TensorFlow's
-        graph.
-    rank, size: the rank whose share to return, and the number of ranks to divide the folder among; default: those of
+    transform: a function that takes a batch and returns the model's input. For a folder of write_tfrecord(), it takes
+        and returns tensors, and runs in TensorFlow's graph; otherwise, it takes and returns arrays, as for shards().
+    rank, size: the rank whose share to return, and the number of ranks to divide the files among; default: those of
         this process. Give both or neither.
 
-    Raises DataError if the folder is incomplete, a file is missing or has the wrong size, a column does not exist, or
-    there are fewer records than ranks.
+    Returns Records for a folder of write_tfrecord() that TensorFlow can read, and otherwise Shards.
+
+    Raises DataError if there is no file or no row, a file is cut off or damaged, a feature does not exist, a record
+    does not have the types of the first records, or there are fewer rows than ranks.
     """
     if remainder not in ("drop", "pad"):
         raise OptionsError(f"remainder={remainder!r}: expected 'drop' or 'pad'.")
-    schema, folder = read_schema(path), locate(path)
-    known = [column.name for column in schema.columns]
-    for name in columns or ():
+    options: dict[str, Any] = {
+        "columns": columns,
+        "shuffle": shuffle,
+        "seed": seed,
+        "remainder": remainder,
+        "transform": transform,
+        "rank": rank,
+        "size": size,
+    }
+    groups = groups_of(columns)
+    names = None if groups is None else [name for group in groups.values() for name in members_of(group)]
+    if not isinstance(path, str | os.PathLike) or not has_schema(path):
+        dataset = open_records(path, names, schema, fill or {}, batched=batched)
+        return shards(dataset, batch_size or BATCH_SIZE, fill=fill, **options)
+    written, folder = read_schema(path), locate(path)
+    if batch_size not in (None, written.batch_size) or schema is not None or fill is not None:
+        raise OptionsError(
+            f"{folder.written} was written by write_tfrecord(), with a schema and batches of {written.batch_size:,} "
+            "rows: leave out batch_size=, schema= and fill=."
+        )
+    known = [column.name for column in written.columns]
+    for name in names or ():
         if name not in known:
             raise DataError(f"{folder.written} has no column `{name}`: {nearest(name, known)}")
-    chosen = tuple(column for column in schema.columns if columns is None or column.name in columns)
-    records = Records(folder, schema, chosen, shuffle, seed, remainder, transform, seat(rank, size))
+    if isinstance(columns, Mapping) or not _tensorflow_reads(folder):
+        return shards(of_schema(written, folder, names), written.batch_size, **options)
+    chosen = tuple(column for column in written.columns if names is None or column.name in names)
+    records = Records(folder, written, chosen, shuffle, seed, remainder, transform, seat(rank, size))
     records.share()
     return records
+
+
+def _tensorflow_reads(folder: Location) -> bool:
+    """Return whether TensorFlow is installed and can read this folder."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return False
+    return folder.local or folder.url.partition("://")[0] in tensorflow().io.gfile.get_registered_schemes()
 
 
 @dataclass(frozen=True)
@@ -99,6 +160,16 @@ class Records:
     def share(self) -> RecordShare:
         """Return the records that this rank reads. Raise DataError if there are fewer records than ranks."""
         return share_out(self.schema, self.rank, self.size, self.remainder)
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows in a batch."""
+        return self.schema.batch_size
+
+    @functools.cached_property
+    def dataset(self) -> Dataset:
+        """The files as a data set, for `%shards`."""
+        return of_schema(self.schema, self.folder, [column.name for column in self.columns])
 
     @property
     def steps(self) -> int:
@@ -189,17 +260,8 @@ class Records:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _path(self, index: int) -> str:
-        """Return the path or URL of a file for TensorFlow. Raise DataError if TensorFlow cannot read it."""
         location = self.folder / self.schema.files[index].name
-        if location.local:
-            return location.path
-        scheme = location.url.partition("://")[0]
-        if scheme not in tensorflow().io.gfile.get_registered_schemes():
-            raise DataError(
-                f"{self.folder.written}: this TensorFlow cannot read {scheme}:// (tensorflow-io can add it). "
-                "Copy the folder to a mount or to the ranks' disks."
-            )
-        return location.url
+        return location.path if location.local else location.url
 
     def _taken(self, batch: dict[str, Any], names: Sequence[str]) -> Any:
         """Return the transformed batch, or the parts of it that `names` ask for."""

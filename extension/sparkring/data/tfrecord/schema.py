@@ -120,9 +120,23 @@ def _run_of(full: Sequence[int], start: int, stop: int) -> list[RecordPart]:
     return parts
 
 
+def write_no_schema(folder: Location) -> None:
+    """Mark the folder as incomplete. Otherwise, what is left of an interrupted write could be read as others' files."""
+    write_json(folder / SCHEMA, LAYOUT, {"incomplete": True})
+
+
 def write_schema(schema: Schema, folder: Location) -> None:
     """Write the schema to the folder of the files. Without it, the folder counts as incomplete."""
     write_json(folder / SCHEMA, LAYOUT, asdict(schema))
+
+
+def has_schema(path: str | os.PathLike[str]) -> bool:
+    """Return whether write_tfrecord() has written the folder `path`."""
+    file = locate(path) / SCHEMA
+    try:
+        return bool(file.fs.exists(file.path))
+    except OSError:  # such as a path below a file
+        return False
 
 
 def read_schema(path: str | os.PathLike[str]) -> Schema:
@@ -136,6 +150,10 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
         content = json.loads(file.fs.cat_file(file.path))
         if content.pop("layout") != LAYOUT:
             raise DataError(f"{folder.written} was written by another version of sparkring: write it again.")
+        if content.pop("incomplete", False):
+            raise DataError(
+                f"{folder.written} is incomplete, because writing was interrupted: remove it, and write it again."
+            )
         columns = tuple(RecordColumn(name, dtype, tuple(shape)) for name, dtype, shape in content.pop("columns"))
         schema = Schema(columns=columns, files=tuple(RecordFile(*entry) for entry in content.pop("files")), **content)
         _check_files(schema, folder)
@@ -144,8 +162,7 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
         if not folder.fs.exists(folder.path):
             raise DataError(f"{folder.written} does not exist.") from None
         raise DataError(
-            f"{folder.written} has no {SCHEMA}: writing was interrupted, or the files are not sparkring's. Write them "
-            "with write_tfrecord()."
+            f"{folder.written} has no {SCHEMA}: its files are not write_tfrecord()'s. Read them with tfrecords()."
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file.written} is damaged ({error}): write the data again.") from None

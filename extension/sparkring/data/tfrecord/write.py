@@ -16,7 +16,7 @@ from sparkring.data.materialise import materialise
 from sparkring.data.shards import Shards, shards
 from sparkring.data.tfrecord.batches import Batch, batches, columns_of
 from sparkring.data.tfrecord.example import encoded, tensorflow
-from sparkring.data.tfrecord.schema import Compression, RecordColumn, RecordFile, Schema, write_schema
+from sparkring.data.tfrecord.schema import Compression, RecordColumn, RecordFile, Schema, write_no_schema, write_schema
 from sparkring.errors import DataError, OptionsError
 from sparkring.runtime.storage import Location, locate
 
@@ -182,6 +182,8 @@ def _new(target: Location) -> Iterator[None]:
             raise DataError(f"{target.written} exists and is not an empty folder: remove it, or write to another path.")
         fs.makedirs(path, exist_ok=True)
     try:
+        with _usable(target):
+            write_no_schema(target)
         yield
     except BaseException:  # an interrupt, too, must not leave files behind
         # If some files cannot be removed, they do no harm: a folder without a schema is not read.
