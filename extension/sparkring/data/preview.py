@@ -28,6 +28,8 @@ def preview(
     batch_size: int | None = None,
     remainder: Remainder | None = None,
     epochs: int = 1,
+    version: int | None = None,
+    timestamp: str | None = None,
 ) -> Outlook:
     """Return what each of `size` ranks will read of `value`, which the user calls `name`.
 
@@ -37,7 +39,7 @@ def preview(
     """
     from sparkring.data.epoch_plan import outlook
 
-    dataset = _dataset_of(value, name, columns, where)
+    dataset = _dataset_of(value, name, columns, where, version, timestamp)
     batch_size = batch_size or getattr(value, "batch_size", None) or BATCH_SIZE
     remainder = remainder or getattr(value, "remainder", None) or "drop"
     return outlook(dataset, size, batch_size, remainder=remainder, epochs=epochs)
@@ -49,10 +51,14 @@ def can_be_previewed(value: Any) -> bool:
     return isinstance(value, os.PathLike) or hasattr(kind, "sparkSession") or kind.__name__ in ("Shards", "Dataset")
 
 
-def _dataset_of(value: Any, name: str, columns: tuple[str, ...] | None, where: str) -> Dataset:
+def _dataset_of(
+    value: Any, name: str, columns: tuple[str, ...] | None, where: str, version: int | None, timestamp: str | None
+) -> Dataset:
     from sparkring.data.dataset import Dataset, open_dataset
 
     opened = getattr(value, "dataset", value)
+    if (version is not None or timestamp is not None) and not isinstance(value, str | os.PathLike):
+        raise OptionsError(f"%shards {name}: --version and --timestamp are for the path of a Delta table.")
     if isinstance(opened, Dataset):
         if columns is not None or where:
             raise OptionsError(
@@ -71,4 +77,4 @@ def _dataset_of(value: Any, name: str, columns: tuple[str, ...] | None, where: s
             f"%shards takes a path, a Spark DataFrame or the result of sparkring.shards(…), but {name} is of type "
             f"{type_name(value)}."
         )
-    return open_dataset(value, columns, where or None)
+    return open_dataset(value, columns, where or None, version=version, timestamp=timestamp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import datetime
 import decimal
 import difflib
 import functools
@@ -248,10 +249,13 @@ class _Reader:
         try:
             if number and _is_number(kind):
                 return _number(value, kind)
+            if pa.types.is_timestamp(kind) and kind.tz is not None and isinstance(value, str):
+                # A time without a zone is in the zone of this process, as in Spark.
+                return pa.scalar(datetime.datetime.fromisoformat(re.sub("[Zz]$", "+00:00", value)).astimezone(), kind)
             if not number:
                 scalar = pa.scalar(value)
                 return scalar if scalar.type == kind else scalar.cast(kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError, ValueError):
             pass
         raise self._refused(f"`{column}` is {kind}, but {value!r} is not.")
 

@@ -303,7 +303,9 @@ def _prepared(
         ),
     }  # fmt: skip
     code = f"sparkring.predict({dataset.name!r}, {name}, inputs={settings.inputs!r}, to={destination.folder.written!r})"
-    version = f"# {dataset.rows:,} rows in {describe.counted(len(dataset.files), 'file')}, version {dataset.version}"
+    version = (
+        f"# {dataset.rows:,} rows in {describe.counted(len(dataset.files), 'file')}, version {dataset.version_words}"
+    )
     scorer = settings.scorer(source, inputs, new_columns, small=probe is not None and probe.small)
     return _Scoring(dataset, scorer, used, kept, destination, belongs, name, f"{code}\n{version}")
 
