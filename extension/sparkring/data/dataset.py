@@ -430,18 +430,22 @@ def _hidden(name: str) -> bool:
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
+def similar_path(place: Location) -> str:
+    """Return the path of a file or folder whose name is similar to that of a missing one beside it, or ''."""
+    listed = place.fs.ls(posixpath.dirname(place.path), detail=False)
+    beside = [posixpath.basename(str(path).rstrip("/")) for path in listed]
+    close = difflib.get_close_matches(posixpath.basename(place.path), beside, 1)
+    return f"{posixpath.dirname(place.written.rstrip('/')) or '.'}/{close[0]}" if close else ""
+
+
 def _similar(place: Location) -> str:
     """Return the end of the error message about a missing path.
 
     It suggests a similar path if there is one, or says that the folder of the missing path does not exist, either.
     """
     with contextlib.suppress(OSError, PathError):
-        listed = place.fs.ls(posixpath.dirname(place.path), detail=False)
-        beside = [posixpath.basename(str(path).rstrip("/")) for path in listed]
-        close = difflib.get_close_matches(posixpath.basename(place.path), beside, 1)
-        if close:
-            return f"; did you mean {posixpath.dirname(place.written.rstrip('/')) or '.'}/{close[0]}?"
-        return "."
+        close = similar_path(place)
+        return f"; did you mean {close}?" if close else "."
     return f", and neither does the folder {posixpath.dirname(place.written.rstrip('/'))}."
 
 

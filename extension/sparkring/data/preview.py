@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkring.capture.picklability import type_name
-from sparkring.errors import OptionsError
+from sparkring.errors import DataError, OptionsError
 from sparkring.runtime.kernel import tell
 
 if TYPE_CHECKING:
@@ -55,7 +55,17 @@ def _dataset_of(
     value: Any, name: str, columns: tuple[str, ...] | None, where: str, version: int | None, timestamp: str | None
 ) -> Dataset:
     from sparkring.data.dataset import Dataset, open_dataset
+    from sparkring.data.tables import resolved
 
+    try:
+        value, table_name = resolved(value)
+    except DataError:
+        if not name.isidentifier():
+            raise
+        raise OptionsError(
+            f"%shards {name}: there is neither a variable nor a file, folder or table of that name."
+        ) from None
+    name = table_name or name
     opened = getattr(value, "dataset", value)
     if (version is not None or timestamp is not None) and not isinstance(value, str | os.PathLike):
         raise OptionsError(f"%shards {name}: --version and --timestamp are for the path of a Delta table.")
@@ -70,11 +80,9 @@ def _dataset_of(
 
         copy = materialise(value, name=name, say=tell)
         return replace(open_dataset(copy.location.written, columns, where or None), name=name)
-    if value is name and name.isidentifier() and not os.path.exists(name):
-        raise OptionsError(f"%shards {name}: there is neither a variable nor a file or folder of that name.")
     if not isinstance(value, str | os.PathLike | list | tuple):
         raise OptionsError(
             f"%shards takes a path, a Spark DataFrame or the result of sparkring.shards(…), but {name} is of type "
             f"{type_name(value)}."
         )
-    return open_dataset(value, columns, where or None, version=version, timestamp=timestamp)
+    return open_dataset(value, columns, where or None, name=table_name, version=version, timestamp=timestamp)

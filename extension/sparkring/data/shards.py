@@ -107,8 +107,8 @@ def shards(
     number of steps, except with remainder="join": some ranks may then take one more step than others.
 
     source: the path of a file or a folder, or a glob (dbfs:, file:, or any URL that fsspec supports); a list of these;
-        the folder of a Delta table; or a Spark DataFrame, which is written once to the folder `cache`, and read from
-        there.
+        the folder of a Delta table; a Spark DataFrame, which is written once to the folder `cache`, and read from
+        there; or the name of a table or view in the Spark session, as in "catalog.schema.table".
     batch_size: the number of rows in a batch of this rank.
     columns: the names of the columns to read (default: all), or a dict that describes the arrays of a batch. A key of
         this dict is the name of an array. Its value is the name of a column, which becomes an array [rows, …] of its
@@ -630,18 +630,19 @@ def _open(
     version: int | None,
     timestamp: str | datetime.datetime | None,
 ) -> Dataset:
+    from sparkring.data.tables import resolved
+
+    source, table_name = resolved(source)
     if hasattr(source, "sparkSession"):
         from sparkring.data.frames import name_of, nested_types
         from sparkring.data.materialise import materialise
 
         if version is not None or timestamp is not None:
-            raise DataError(
-                "version= and timestamp= are for the path of a Delta table: read that version with Spark, as in "
-                "spark.read.option('versionAsOf', 17).table('sales')."
-            )
+            raise DataError("version= and timestamp= are for Delta tables, by their paths or names.")
         frame: DataFrame = source
         copy = materialise(frame, cache=cache, say=tell)
-        dataset = open_dataset(copy.location.written, names, where, name=name_of(names or frame.columns))
+        name = table_name or name_of(names or frame.columns)
+        dataset = open_dataset(copy.location.written, names, where, name=name)
         kinds = {name: kind for name, kind in nested_types(frame).items() if name in dataset.columns}
         return replace(dataset, spark=kinds)
     for path in [source] if isinstance(source, str | bytes) or not isinstance(source, Sequence) else source:
@@ -649,4 +650,4 @@ def _open(
             from sparkring.capture.picklability import type_name
 
             raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type_name(path)}`.")
-    return open_dataset(source, names, where, version=version, timestamp=timestamp)
+    return open_dataset(source, names, where, name=table_name, version=version, timestamp=timestamp)
