@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PART = r"(?:`(?:[^`]|``)+`|\w+)"
 _NAME = re.compile(rf"{_PART}(?:\.{_PART}){{0,2}}")  # table, schema.table, catalog.schema.table
-_NOT_THERE = re.compile(r"(TABLE_OR_VIEW|SCHEMA|CATALOG)_NOT_FOUND|not found", re.IGNORECASE)
+_NOT_THERE = re.compile("(TABLE_OR_VIEW|SCHEMA|CATALOG)_NOT_FOUND")
 
 
 def table(name: str) -> DataFrame:
@@ -97,6 +97,8 @@ def _described(session: SparkSession, name: str) -> tuple[dict[str, str] | None,
         rows = session.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     except Exception as error:  # pyspark and py4j have several classes for this error
         reason = _reason(error)
+        if "ClassNotFound" in reason or "DATA_SOURCE_NOT_FOUND" in reason:
+            return _listed(session, name), ""
         return None, "" if _NOT_THERE.search(reason) else f" ({reason})"
     details, facts = False, {}
     for key, value, *_ in rows:
@@ -104,6 +106,15 @@ def _described(session: SparkSession, name: str) -> tuple[dict[str, str] | None,
         if details:
             facts[key] = value
     return facts, ""
+
+
+def _listed(session: SparkSession, name: str) -> dict[str, str]:
+    """Return the same for a table whose format this session cannot read, which Spark 4 does not describe."""
+    parts = re.findall(_PART, name)
+    within = f" IN {'.'.join(parts[:-1])}" if parts[1:] else ""
+    (row,) = session.sql(f"SHOW TABLE EXTENDED{within} LIKE '{parts[-1].strip('`')}'").collect()
+    lines = (line.partition(": ") for line in row["information"].splitlines())
+    return {key: value for key, colon, value in lines if colon}
 
 
 def _reason(error: Exception) -> str:
