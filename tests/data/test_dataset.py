@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import LocalFileSystem
 
 from sparkring.data.dataset import open_dataset
 from sparkring.data.plan import RowRange
@@ -297,7 +298,7 @@ def test_like_leaves_row_groups_out(tmp_path):
     cities = pa.table({"city": [f"{letter}{number}" for letter in "abcd" for number in range(10)]})
     write(tmp_path / "a.parquet", cities, row_group_size=10)
     condition, _ = compile_where("city LIKE 'b_'", cities.schema)
-    fragment = ds.ParquetFileFormat().make_fragment(str(tmp_path / "a.parquet"))
+    fragment = ds.ParquetFileFormat().make_fragment(str(tmp_path / "a.parquet"), LocalFileSystem())
     (group,) = fragment.split_by_row_group(filter=condition, schema=cities.schema)
     assert (group.row_groups[0].id, open_dataset(tmp_path, where="city LIKE 'b_'").counts()) == (1, [[0, 10, 0, 0]])
 

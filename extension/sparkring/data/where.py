@@ -50,8 +50,8 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
 
     A filter can be a string of comparisons of columns with values, joined by `and`, `or` and `not`, as in Python or in
     SQL (AND, `=`, `<>`, IS NULL, BETWEEN, LIKE). Names of columns may be in backticks. Dates are written as strings, as
-    in `day >= '2026-01-31'`. With SQL's operators, no row with a null passes NOT IN, as in Spark; `not in` includes nulls.
-    A filter can also be a list in the form of pyarrow's `filters`, or an Arrow expression. Raise DataError if the
+    in `day >= '2026-01-31'`. With SQL's operators, no row with a null passes NOT IN, as in Spark; `not in` includes
+    nulls. A filter can also be a list in the form of pyarrow's `filters`, or an Arrow expression. Raise DataError if the
     filter cannot be read; its message names the part that is wrong, and its place in the text.
     """
     if where is None or (isinstance(where, str) and not where.strip()):
@@ -167,7 +167,7 @@ class _Reader:
         return text
 
     def _before(self, tokens: list[_Token], at: int) -> tuple[int, list[_Token], list[_Token]]:
-        """Return the number of the first token of `x NOT` before the operator `at`, the tokens of x, and that of NOT."""
+        """Return the number of the first token of `x NOT` before operator `at`, the tokens of x and those of NOT."""
         negated = tokens[at - 1 : at] if at and tokens[at - 1].text == "not" else []
         begin = end = at - len(negated)
         begin -= 1
