@@ -51,8 +51,8 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
     A filter can be a string of comparisons of columns with values, joined by `and`, `or` and `not`, as in Python or in
     SQL (AND, `=`, `<>`, IS NULL, BETWEEN, LIKE). Names of columns may be in backticks. Dates are written as strings, as
     in `day >= '2026-01-31'`. With SQL's operators, no row with a null passes NOT IN, as in Spark; `not in` includes
-    nulls. A filter can also be a list in the form of pyarrow's `filters`, or an Arrow expression. Raise DataError if the
-    filter cannot be read; its message names the part that is wrong, and its place in the text.
+    nulls. A filter can also be a list in the form of pyarrow's `filters`, or an Arrow expression. Raise DataError if
+    the filter cannot be read; its message names the part that is wrong, and its place in the text.
     """
     if where is None or (isinstance(where, str) and not where.strip()):
         return None, ""
