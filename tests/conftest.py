@@ -53,6 +53,7 @@ pytest_plugins = (
     "fake_nvml",
     "gpu_checks",
     "progress",
+    "tables",
 )  # in tests/plugins; each plugin may use the plugins before it
 
 

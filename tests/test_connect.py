@@ -166,6 +166,16 @@ def shards():
     return ring("sum(float(batch['x'].sum()) for batch in data.as_numpy())", 2, namespace={"data": data})
 
 @attempt
+def a_view_by_its_name():
+    rows.createOrReplaceTempView("by_name")
+    groups = sparkring.foreach(lambda group: len(group[1]), sparkring.table("by_name").groupBy("k"), np=-2)
+    return [sparkring.shards("by_name", 15).dataset.rows, groups.values]
+
+@attempt
+def a_name_of_nothing():
+    return sparkring.shards("nothing", 15)
+
+@attempt
 def predict():
     scored = sparkring.predict(rows, lambda batch: 2 * batch["x"] + 1, inputs=["x"])
     return [list(row)[-1] for row in scored.orderBy("id").limit(3).collect()]
@@ -257,6 +267,8 @@ def test_frames(attempts):
     assert answers.pop("groups_of_rollup").startswith("DataError: the groups of rollup() are not items")
     assert sorted(answers.pop("partitions")) == [0, 0, 0, 0, 90]
     assert sum(answers.pop("shards")) == 2002.5
+    assert answers.pop("a_view_by_its_name") == [90, [30, 30, 30]]
+    assert "the Spark session has no table or view of this name." in answers.pop("a_name_of_nothing")
     assert answers.pop("predict") == [1.0, 2.0, 3.0]
     assert answers.pop("predict_udf") == [0.0, 3.0, 6.0]
     assert answers.pop("an_estimator") == [2, True]

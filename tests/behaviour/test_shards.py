@@ -76,6 +76,24 @@ def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
 
 
 @pytest.mark.forked("pandas", "pyarrow.dataset")
+def test_ranks_read_the_version_of_a_delta_table_that_the_notebook_has_chosen(local, delta, tmp_path):
+    """The ranks need no package for Delta, a later version changes nothing, and the record has the number."""
+    path = tmp_path / "sales"
+    for x in ([1, 2, 3, 4], [5, 6]):
+        delta.write_deltalake(path, pa.table({"x": x}), mode="overwrite")
+    data = shards(path, 1, version=0)
+    delta.DeltaTable(path).delete("x = 5")
+    result = local.run("""
+        import sys
+        [x for batch in data.as_numpy("x") for x in batch.tolist()], "deltalake" in sys.modules
+    """, namespace={"data": data})  # fmt: skip
+    assert sorted(x for read, _ in result.values for x in read) == [1, 2, 3, 4]
+    assert not any(is_imported for _, is_imported in result.values)
+    for record in (result.record, run_store.load(run_store.home() / result.record.run_id)):
+        assert {rank.readings[0].opened.version for rank in record.ranks} == {f"0 ({data.dataset.version})"}
+
+
+@pytest.mark.forked("pandas", "pyarrow.dataset")
 @pytest.mark.slow
 @pytest.mark.any_launcher
 def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):

@@ -9,12 +9,15 @@ from decimal import Decimal
 import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import LocalFileSystem
 
 from sparkring.data.dataset import open_dataset
 from sparkring.data.plan import RowRange
 from sparkring.data.reader import windows
+from sparkring.data.where import compile_where
 from sparkring.errors import DataError, PathError
 
 
@@ -265,6 +268,10 @@ def test_integers_are_compared_exactly(tmp_path, kind, number):
         ("yes", [1, 3]),
         ("NOT `yes`", [2]),
         ("`between` = 3 OR between = 1", [1, 3]),
+        ("word LIKE 'a%'", [1]),
+        ("word NOT LIKE '_b' AND NOT word LIKE 'a'", [2]),
+        ("`back``tick` LIKE 'x_y' OR a.b NOT BETWEEN 1 AND 2", [2, 3]),
+        ("path LIKE '10\\%%' or path like 'it''s'", [1, 2]),
     ],
 )
 def test_filters_in_sql(tmp_path, where, rows):
@@ -278,11 +285,22 @@ def test_filters_in_sql(tmp_path, where, rows):
         "day": [datetime.date(2026, 1, day) for day in (1, 2, 3)],
         "yes": [True, False, True],
         "between": [1, 2, 3],
+        "path": ["10%", "it's", "100"],
     }
     write(tmp_path / "a.parquet", pa.table(columns))
     found = open_dataset(tmp_path, ["n"], where)
     (window,) = windows(found, [RowRange(0, 0, 0, found.rows)], 10)
     assert [n for batch in window.batches for n in batch["n"].to_pylist()] == rows
+
+
+def test_like_leaves_row_groups_out(tmp_path):
+    """The beginning of the pattern is compared with the footers' statistics."""
+    cities = pa.table({"city": [f"{letter}{number}" for letter in "abcd" for number in range(10)]})
+    write(tmp_path / "a.parquet", cities, row_group_size=10)
+    condition, _ = compile_where("city LIKE 'b_'", cities.schema)
+    fragment = ds.ParquetFileFormat().make_fragment(str(tmp_path / "a.parquet"), LocalFileSystem())
+    (group,) = fragment.split_by_row_group(filter=condition, schema=cities.schema)
+    assert (group.row_groups[0].id, open_dataset(tmp_path, where="city LIKE 'b_'").counts()) == (1, [[0, 10, 0, 0]])
 
 
 def test_dates_in_a_filter_are_strings(tmp_path):
@@ -299,15 +317,36 @@ def test_dates_in_a_filter_are_strings(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("where", "character"),
+    [
+        ("x = 1 AND AND city = 'Ulm'", 11),
+        ("x = 1 AND", 10),
+        ("x >= 1 AND cit = 'Ulm'", 12),
+        ("`city` <> 'Ü' AND x = 'one'", 23),
+        ("x BETWEEN 1 AND 2 AND city > 3", 30),
+        ("city LIKE 'U%' AND x LIKE 'U%'", 20),
+        ("x = 1 OR x = NULL", 14),
+        ("x = 1 OR city BETWEEN 'a'", 15),
+    ],
+)
+def test_the_place_of_a_mistake_in_a_filter(flights, where, character):
+    with pytest.raises(DataError) as caught:
+        open_dataset(flights, where=where)
+    assert (f" at character {character}, `" if character <= len(where) else " at its end") in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("where", "told"),
     [
         ("x >= 3 and", "or as a list of conditions: where="),
-        ("city LIKE 'B%'", "or as a list of conditions"),
+        ("city RLIKE 'B%'", "or as a list of conditions"),
+        ("city LIKE 3", "LIKE is for a column and a text"),
+        ("x LIKE '3%'", "LIKE is for text, but `x` is int64"),
         ("x = NULL", "write `x IS NULL`"),
         ("x NOT IN (1, NULL)", "write `x IS NULL`"),
         ("x BETWEEN 3", "BETWEEN is for a column and two values"),
-        ("`speed limit` > 3", "the column `speed limit`, which does not exist"),
-        ("speed > 3", "the column `speed`, .* `x`, `city`"),
+        ("`speed limit` > 3", "the column `speed limit` .*, which does not exist"),
+        ("speed > 3", "the column `speed` .* `x`, `city`"),
         ("cit == 'Ulm'", "did you mean `city`?"),
         ("x > 'abc'", "`x` is int64, but 'abc' is not"),
         ("x in (1, 'abc')", "`x` is int64, but 'abc' is not"),
@@ -346,13 +385,13 @@ def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
         open_dataset([])
 
 
-@pytest.mark.parametrize(("log", "kind"), [("_delta_log", "Delta"), (".hoodie", "Hudi")])
-def test_a_table_with_a_log_is_not_taken_for_its_files(flights, log, kind):
-    """A Delta or Hudi table is refused, because its files still contain rows that were removed from the table."""
-    (flights / log).mkdir()
-    (flights / log / "00000000000000000000.json").write_text("{}")
-    with pytest.raises(DataError, match=rf"is a {kind} table.* pass the DataFrame"):
-        open_dataset(flights)
+def test_a_hudi_table_is_not_taken_for_its_files(flights):
+    """It is refused, because its files still contain rows that were removed from the table."""
+    (flights / ".hoodie").mkdir()
+    (flights / ".hoodie" / "hoodie.properties").write_text("")
+    for path in (flights, flights.parent):
+        with pytest.raises(DataError, match=r"the Hudi table .* pass the DataFrame"):
+            open_dataset(path)
 
 
 def test_an_empty_data_set(tmp_path):

@@ -6,6 +6,7 @@ Rows are read only to count the rows that pass a filter, and only if the footers
 from __future__ import annotations
 
 import contextlib
+import datetime
 import difflib
 import functools
 import hashlib
@@ -26,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from sparkring.data.delta import LOG, Table, read_table, table_of, unpacked
 from sparkring.data.where import Where, compile_where, nearest
 from sparkring.errors import DataError, PathError
 from sparkring.runtime.kernel import tell
@@ -45,7 +47,7 @@ LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # a remote row group above this size is not fetched whole
 # The number of bytes of a value, by its physical type.
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-_TABLES = {"_delta_log": "Delta", ".hoodie": "Hudi"}
+_TABLES = {"Delta": rf"(^|/){LOG}/", "Hudi": r"(^|/)\.hoodie/", "Iceberg": r"(^|/)metadata/[^/]*\.metadata\.json$"}
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 # The errors that Arrow raises for files that are damaged or not Parquet, and the errors of file systems.
 BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
@@ -65,13 +67,24 @@ class RowGroup(NamedTuple):
 
 
 class DataFile(NamedTuple):
-    """One Parquet file. `version` is a digest of its footer, and `partitions` has the keys and values in its path."""
+    """One Parquet file. `version` is a digest of its footer.
+
+    `partitions` has the columns that have one value in the whole file, and need not be stored in it, with their values.
+    `deleted` says which rows were deleted from a Delta table, as delta.packed() returns it; it is empty if none were.
+    """
 
     path: str
     size_bytes: int
     row_groups: tuple[RowGroup, ...]
     version: str
     partitions: tuple[tuple[str, Any], ...] = ()
+    deleted: bytes = b""
+
+    def remaining(self, row_group: int) -> Any:
+        """Return an array of booleans that says which rows of a row group have not been deleted."""
+        begin = sum(group.rows_in_file for group in self.row_groups[:row_group])
+        rows = sum(group.rows_in_file for group in self.row_groups)
+        return ~unpacked(self.deleted, rows)[begin : begin + self.row_groups[row_group].rows_in_file]
 
 
 class FileForm(Protocol):
@@ -89,8 +102,10 @@ class Dataset:
     columns, in the order in which they were chosen. `stored_schema` holds all columns, from the files and from their
     paths. `reads` names the chosen columns and the columns that the filter reads. `where` is the filter as text.
     `nulls` holds the number of nulls in each column, as far as footers and paths show it; nulls in rows that do not
-    pass the filter are counted, too. If the data comes from a DataFrame, `spark` holds the Spark types of the columns
-    that hold rows or maps. `form` opens files that are not Parquet.
+    pass the filter, or were deleted, are counted, too. If the data comes from a DataFrame, `spark` holds the Spark
+    types of the columns that hold rows or maps. `form` opens files that are not Parquet. If it is a Delta table,
+    `table` is its path, `table_version` the number of its version, and `stored_as` has the name in the files of each
+    column that is renamed in the table.
     """
 
     name: str
@@ -105,11 +120,33 @@ class Dataset:
     nulls: Mapping[str, int] = field(default_factory=dict)
     spark: Mapping[str, DataType] = field(default_factory=dict)
     form: FileForm | None = None
+    table: str = ""
+    table_version: int | None = None
+    stored_as: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
         """The format of the files."""
         return "parquet" if self.form is None else "tfrecord"
+
+    @property
+    def version_words(self) -> str:
+        """The version as messages name it: the digest and, before it, the number of a Delta table's version."""
+        return self.version if self.table_version is None else f"{self.table_version} ({self.version})"
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether rows are left out that the files have: by the filter, or because they were deleted."""
+        return self.condition is not None or any(file.deleted for file in self.files)
+
+    def stored(self, name: str) -> str:
+        """Return the name of a column in the files."""
+        return self.stored_as.get(name, name)
+
+    def at(self, table_version: int) -> Dataset:
+        """Return another version of the same Delta table, with the same columns and filter."""
+        opened = _open([locate(self.table)], self.columns, (self.condition, self.where), self.name, table_version, None)
+        return replace(opened, spark=self.spark)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -147,10 +184,18 @@ class Dataset:
 
 
 def open_dataset(
-    source: Source, columns: Sequence[str] | None = None, where: Where = None, *, name: str = ""
+    source: Source,
+    columns: Sequence[str] | None = None,
+    where: Where = None,
+    *,
+    name: str = "",
+    version: int | None = None,
+    timestamp: str | datetime.datetime | None = None,
 ) -> Dataset:
     """Read the footers of a Parquet file, a folder (with or without Hive partitions), a glob, or a list of these.
 
+    The folder of a Delta table has the files of its newest version, of version number `version`, or of the newest
+    version at the time `timestamp`.
     If there is a filter, the rows that pass it are counted, if necessary by reading the filter's columns. `name` is the
     name of the data set in messages; by default, it is made from the paths.
     Raise DataError if there is no file or no row, if a file is damaged or not Parquet, if the columns of the files
@@ -163,16 +208,47 @@ def open_dataset(
     if not name:
         more = f", … ({len(sources)})" if len(sources) > 3 else ""
         name = ", ".join(os.fspath(path) for path in sources[:3]) + more
-    fs = places[0].fs
+    return _open(places, columns, where, name, version, timestamp)
+
+
+def _open(
+    places: Sequence[Location],
+    columns: Sequence[str] | None,
+    where: Where | tuple[pc.Expression | None, str],
+    name: str,
+    version: int | None,
+    timestamp: str | datetime.datetime | None,
+) -> Dataset:
+    """Carry out open_dataset(). If `where` is a tuple, it is the result of compile_where()."""
+    fs, table = places[0].fs, None
     if any(place.fs != fs for place in places):
         raise DataError(f"{name}: these paths are on different file systems; use one file system per data set.")
-    parquet_files = [file for place in places for file in files_at(place)]
+    if len(places) == 1 and fs.exists(f"{places[0].path}/{LOG}"):
+        table = read_table(places[0], version, timestamp)
+        parquet_files = [_File(file.path, posixpath.basename(file.path), file.size_bytes) for file in table.files]
+        deleted = [file.deleted for file in table.files]
+    elif version is not None or timestamp is not None:
+        option = "version" if version is not None else "timestamp"
+        raise DataError(f"{name} is not a Delta table: leave out {option}=, which chooses a version of such a table.")
+    else:
+        known_table = functools.cache(functools.partial(table_of, fs))
+        parquet_files = [file for place in places for file in files_at(place, known_table)]
+        deleted = [b""] * len(parquet_files)
     if not parquet_files:
-        raise DataError(f"{name}: there is no Parquet file in this folder.")
-    footers = at_once(lambda file: _footer(fs, file), parquet_files, f"reading the footers of {name}")
-    partitioned, kinds = partitions_in([file.below for file in parquet_files])
-    schemas = [with_partitions(footer.schema, keys, kinds) for footer, keys in zip(footers, partitioned, strict=True)]
-    whole = schemas[0]
+        raise DataError(f"{name}: {'it has no rows' if table else 'there is no Parquet file in this folder'}.")
+    read = functools.partial(_footer, fs, lost=f"version {table.version:,} of {name}" if table else "")
+    footers = at_once(read, parquet_files, f"reading the footers of {name}")
+    if table:
+        whole = table.schema
+        partitioned = [
+            _constants(table, file.partitions, footer) for file, footer in zip(table.files, footers, strict=True)
+        ]
+    else:
+        partitioned, kinds = partitions_in([file.below for file in parquet_files])
+        schemas = [
+            with_partitions(footer.schema, keys, kinds) for footer, keys in zip(footers, partitioned, strict=True)
+        ]
+        whole = schemas[0]
     named = [column for column in whole.names if not re.fullmatch(r"__index_level_\d+__", column)]  # pandas' index
     chosen = list(dict.fromkeys(columns)) if columns is not None else named
     for column in chosen:
@@ -184,41 +260,57 @@ def open_dataset(
             )
     if not chosen:
         raise DataError(f"{name}: {'it has no columns' if columns is None else 'columns=[] selects no columns'}.")
-    condition, words = compile_where(where, whole)
+    condition, words = where if isinstance(where, tuple) else compile_where(where, whole)
     filtered = _named_in(condition, whole) if condition is not None else set()
     reads = tuple(column for column in whole.names if column in {*chosen, *filtered})
-    _check_equal(schemas, [file.below for file in parquet_files], reads)
+    if table:
+        _check_castable(table, footers, parquet_files, reads)
+    else:
+        _check_equal(schemas, [file.below for file in parquet_files], reads)
+    stored_as = table.stored_as if table else {}
+    stored = {stored_as.get(column, column) for column in reads}
     files = tuple(
-        DataFile(file.path, file.size_bytes, _row_groups(footer.metadata, set(reads)), footer.version, keys)
-        for file, footer, keys in zip(parquet_files, footers, partitioned, strict=True)
+        _without_deleted(
+            DataFile(file.path, file.size_bytes, _row_groups(footer.metadata, stored), footer.version, keys, gone)
+        )
+        for file, footer, keys, gone in zip(parquet_files, footers, partitioned, deleted, strict=True)
     )
     schema = pa.schema([whole.field(column) for column in chosen])
     digest = hashlib.sha256(repr((chosen, words)).encode())
     for file in files:
-        digest.update(f"{file.version}{file.partitions}".encode())
-    nulls = sum((null_counts(footer.metadata, set(chosen)) for footer in footers), Counter())
+        digest.update(f"{file.version}{file.partitions}".encode() + file.deleted)
+    columns_of = {stored_as.get(column, column): column for column in chosen}
+    nulls: Counter[str] = Counter()
+    for footer in footers:
+        counts = null_counts(footer.metadata, set(columns_of))
+        nulls.update({columns_of[column]: count for column, count in counts.items()})
     for file in files:
         empty = [key for key, value in file.partitions if value is None and key in chosen]
         nulls.update(dict.fromkeys(empty, sum(group.rows_in_file for group in file.row_groups)))
     dataset = Dataset(name, fs, files, schema, whole, reads, digest.hexdigest()[:16], words, condition, nulls)
+    if table:
+        path = places[0].anchored().written
+        dataset = replace(dataset, table=path, table_version=table.version, stored_as=stored_as)
     if condition is not None:
         dataset = _counted(dataset, filtered)
     if not dataset.rows:
-        stored = any(group.rows_in_file for file in files for group in file.row_groups)
-        raise DataError(f"{name}: {f'no row passes the filter `{words}`' if words and stored else 'it has no rows'}.")
+        stored_rows = any(group.rows_in_file for file in files for group in file.row_groups)
+        why = f"no row passes the filter `{words}`" if words and stored_rows else "it has no rows"
+        raise DataError(f"{name}: {why}.")
     return dataset
 
 
 def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
-    """Return those `columns` that have nulls in rows that pass the filter.
+    """Return those `columns` that have nulls in rows that pass the filter and were not deleted.
 
-    If there is a filter, the values of these columns may have to be read.
+    If rows are left out, the values of these columns may have to be read.
     """
     names = {name for name in columns if dataset.nulls.get(name)}
-    if dataset.condition is None or not names:
+    if not dataset.is_filtered or not names:
         return frozenset(names)
-    datasets = {name: replace(dataset, condition=dataset.condition & pc.field(name).is_null()) for name in names}
-    filtered = _named_in(dataset.condition, dataset.stored_schema)
+    filtered = set() if dataset.condition is None else _named_in(dataset.condition, dataset.stored_schema)
+    passing = pc.scalar(True) if dataset.condition is None else dataset.condition
+    datasets = {name: replace(dataset, condition=passing & pc.field(name).is_null()) for name in names}
     return frozenset(name for name, rest in datasets.items() if _counted(rest, {*filtered, name}).rows)
 
 
@@ -255,14 +347,18 @@ def open_file(dataset: Dataset, file: int) -> Any:
                 pre_buffer=not large,
             )
     except FileNotFoundError:
-        raise DataError(f"{known.path} has been removed since {dataset.name} was opened.") from None
+        raise DataError(f"{known.path} has been removed since {_called(dataset)} was opened.") from None
     except BROKEN as error:
         raise _broken(known.path, error) from error
     rows = [parquet_file.metadata.row_group(group).num_rows for group in range(parquet_file.metadata.num_row_groups)]
     if rows != [group.rows_in_file for group in known.row_groups]:
         parquet_file.close(force=True)
-        raise DataError(f"{known.path} has been rewritten since {dataset.name} was opened: open it again.")
+        raise DataError(f"{known.path} has been rewritten since {_called(dataset)} was opened: open it again.")
     return parquet_file
+
+
+def _called(dataset: Dataset) -> str:
+    return dataset.name if dataset.table_version is None else f"version {dataset.table_version:,} of {dataset.name}"
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -290,13 +386,23 @@ class _Footer(NamedTuple):
     version: str
 
 
-def files_at(place: Location) -> list[_File]:
-    """Return the files at a path, sorted by name. In folders, hidden files and subfolders are left out."""
+def files_at(place: Location, known_table: Callable[[str], tuple[str, str] | None] | None = None) -> list[_File]:
+    """Return the files at a path, sorted by name. In folders, hidden files and subfolders are left out.
+
+    `known_table` is table_of() for the file system. Files of tables are refused: some may have been removed from them.
+    """
+    known_table = known_table or functools.partial(table_of, place.fs)
     fs, path = place.fs, place.path
+
+    def check(folder: str) -> None:
+        if table := known_table(folder):
+            raise is_table(place.written, *table)
+
     try:
         if any(sign in path for sign in "*?[") and not fs.exists(path):
             infos = {match: fs.info(match) for match in fs.glob(path)}
             base = posixpath.dirname(path[: min(path.find(sign) for sign in "*?[" if sign in path)])
+            check(base)
             for folder in [match for match, info in infos.items() if info["type"] == "directory"]:
                 infos |= fs.find(folder, detail=True)
             infos = {file: info for file, info in infos.items() if info["type"] != "directory"}
@@ -304,8 +410,10 @@ def files_at(place: Location) -> list[_File]:
                 raise DataError(f"{place.written}: no file matches this pattern.")
         elif fs.isfile(path):
             info = fs.info(path)
+            check(posixpath.dirname(path))
             return [_File(path, posixpath.basename(path), int(info["size"] or 0))]
         elif fs.exists(path):
+            check(path)
             infos, base = fs.find(path, detail=True), path
         else:
             raise DataError(f"{place.written} does not exist{_similar(place)}")
@@ -314,17 +422,37 @@ def files_at(place: Location) -> list[_File]:
     files = []
     for file, info in sorted(infos.items()):
         below = str(file)[len(base) :].lstrip("/")
-        table = next((name for folder, name in _TABLES.items() if f"/{folder}/" in f"/{below}"), None)
-        if table:
-            raise DataError(f"{place.written} is a {table} table: read it with Spark, and pass the DataFrame.")
+        if kind := next((kind for kind, pattern in _TABLES.items() if re.search(pattern, below)), None):
+            raise is_table(place.written, kind, posixpath.dirname(posixpath.dirname(str(file))))
         if not any(map(_hidden, below.split("/"))):
             files.append(_File(str(file), below, int(info["size"] or 0)))
     return files
 
 
+def is_table(written: str, kind: str, folder: str) -> DataError:
+    """Return the error for a path, as `written`, that is a table, contains one, or is a part of one."""
+    if kind == "Delta":
+        return DataError(
+            f"{written} has files of the Delta table {folder}, which may hold rows that the table no longer has: "
+            "give only the path of the table, and choose rows with where=…."
+        )
+    return DataError(
+        f"{written} has files of the {kind} table {folder}, which may hold rows that the table no longer has: "
+        "read it with Spark, and pass the DataFrame."
+    )
+
+
 def _hidden(name: str) -> bool:
     """Return whether a file or folder of this name is not data, by Spark's rule: `_x=1` is a folder of partitions."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def similar_path(place: Location) -> str:
+    """Return the path of a file or folder whose name is similar to that of a missing one beside it, or ''."""
+    listed = place.fs.ls(posixpath.dirname(place.path), detail=False)
+    beside = [posixpath.basename(str(path).rstrip("/")) for path in listed]
+    close = difflib.get_close_matches(posixpath.basename(place.path), beside, 1)
+    return f"{posixpath.dirname(place.written.rstrip('/')) or '.'}/{close[0]}" if close else ""
 
 
 def _similar(place: Location) -> str:
@@ -333,21 +461,25 @@ def _similar(place: Location) -> str:
     It suggests a similar path if there is one, or says that the folder of the missing path does not exist, either.
     """
     with contextlib.suppress(OSError, PathError):
-        listed = place.fs.ls(posixpath.dirname(place.path), detail=False)
-        beside = [posixpath.basename(str(path).rstrip("/")) for path in listed]
-        close = difflib.get_close_matches(posixpath.basename(place.path), beside, 1)
-        if close:
-            return f"; did you mean {posixpath.dirname(place.written.rstrip('/')) or '.'}/{close[0]}?"
-        return "."
+        close = similar_path(place)
+        return f"; did you mean {close}?" if close else "."
     return f", and neither does the folder {posixpath.dirname(place.written.rstrip('/'))}."
 
 
-def _footer(fs: AbstractFileSystem, file: _File) -> _Footer:
+def _footer(fs: AbstractFileSystem, file: _File, lost: str = "") -> _Footer:
+    """Read the footer of a file. `lost` says what is incomplete if a table's file is missing."""
     try:
         with fs.open(file.path, "rb") as opened:
             parquet = pq.ParquetFile(opened)
         sink = pa.BufferOutputStream()
         parquet.metadata.write_metadata_file(sink)
+    except FileNotFoundError as error:
+        if not lost:
+            raise _broken(file.path, error) from error
+        raise DataError(
+            f"{lost} can no longer be read: its file {file.path} has been removed, as VACUUM does with files that "
+            "newer versions do not need. Choose a newer version."
+        ) from None
     except BROKEN as error:
         raise _broken(file.path, error) from error
     return _Footer(
@@ -420,6 +552,43 @@ def _check_equal(schemas: Sequence[pa.Schema], names: Sequence[str], wanted: Seq
                     f"the files differ: column `{column}` is {here} in {names[0]} and {there} in {name}. Rewrite them "
                     "with one type, or leave the column out with columns=[…]."
                 )
+
+
+def _constants(table: Table, partitions: Sequence[tuple[str, Any]], footer: _Footer) -> tuple[tuple[str, Any], ...]:
+    """Return the columns of a table that have one value in a file: partition columns, and those that it lacks."""
+    values, stored = dict(partitions), set(footer.schema.names)
+    lacking = [name for name in table.schema.names if table.stored_as.get(name, name) not in stored]
+    return (*values.items(), *((name, None) for name in lacking if name not in values))
+
+
+def _check_castable(table: Table, footers: Sequence[_Footer], files: Sequence[_File], wanted: Sequence[str]) -> None:
+    """Raise DataError unless the values of the `wanted` columns can become those of the table's types."""
+    checked = set()
+    for footer, file in zip(footers, files, strict=True):
+        for column in wanted:
+            stored = table.stored_as.get(column, column)
+            if stored not in footer.schema.names:
+                continue
+            here, there = footer.schema.field(stored).type, table.schema.field(column).type
+            if here == there or (column, here) in checked:
+                continue
+            checked.add((column, here))
+            try:
+                pa.array([], here).cast(there)
+            except (pa.ArrowException, TypeError) as error:
+                raise DataError(
+                    f"column `{column}` is {there} in the table, but {here} in {file.path}: read the table with Spark, "
+                    "and pass the DataFrame, or leave the column out with columns=[…]."
+                ) from error
+
+
+def _without_deleted(file: DataFile) -> DataFile:
+    """Return a file whose row groups do not count the rows that were deleted."""
+    if not file.deleted:
+        return file
+    rows = [int(file.remaining(number).sum()) for number in range(len(file.row_groups))]
+    groups = tuple(group._replace(rows=count) for group, count in zip(file.row_groups, rows, strict=True))
+    return file._replace(row_groups=groups)
 
 
 def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup, ...]:
@@ -505,7 +674,8 @@ def _counted(dataset: Dataset, filtered: Set[str]) -> Dataset:
     def from_footers(file: DataFile) -> list[int]:
         known = pc.scalar(True)
         for key, value in file.partitions:
-            known = known & (pc.field(key).is_null() if value is None else pc.field(key) == value)
+            typed = pc.scalar(pa.scalar(value, schema.field(key).type))
+            known = known & (pc.field(key).is_null() if value is None else pc.field(key) == typed)
         fragment = form.make_fragment(file.path, fs, partition_expression=known)
         kept = {
             part.row_groups[0].id: part.scanner(schema=schema, filter=dataset.condition).count_rows()
@@ -516,7 +686,8 @@ def _counted(dataset: Dataset, filtered: Set[str]) -> Dataset:
     def count(number: int) -> DataFile:
         file = dataset.files[number]
         try:
-            rows = passing_rows(narrow, number) if floats else from_footers(file)
+            decoded = floats or file.deleted or dataset.stored_as
+            rows = passing_rows(narrow, number) if decoded else from_footers(file)
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise DataError(f"the filter `{dataset.where}` cannot be evaluated: {error}.") from None
         except BROKEN as error:

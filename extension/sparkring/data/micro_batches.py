@@ -11,6 +11,7 @@ import base64
 import math
 import os
 import pickle
+import posixpath
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -287,6 +288,11 @@ def _checked(item: Mapping[Any, Any], called: str) -> dict[str, Any]:
 def _parquet(file: Location, called: str) -> ParquetRows:
     import pyarrow.parquet as pq
 
+    from sparkring.data.dataset import is_table
+    from sparkring.data.delta import table_of
+
+    if table := table_of(file.fs, posixpath.dirname(file.path)):
+        raise is_table(f"{called}: {file.written}", *table)
     try:
         with file.fs.open(file.path, "rb") as opened:
             parquet = pq.ParquetFile(opened)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkring.capture.picklability import type_name
-from sparkring.errors import OptionsError
+from sparkring.errors import DataError, OptionsError
 from sparkring.runtime.kernel import tell
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def preview(
     batch_size: int | None = None,
     remainder: Remainder | None = None,
     epochs: int = 1,
+    version: int | None = None,
+    timestamp: str | None = None,
 ) -> Outlook:
     """Return what each of `size` ranks will read of `value`, which the user calls `name`.
 
@@ -38,7 +40,7 @@ def preview(
     """
     from sparkring.data.epoch_plan import outlook
 
-    dataset = _dataset_of(value, name, columns, where)
+    dataset = _dataset_of(value, name, columns, where, version, timestamp)
     batch_size = batch_size or getattr(value, "batch_size", None) or BATCH_SIZE
     remainder = remainder or getattr(value, "remainder", None) or "drop"
     return outlook(dataset, size, batch_size, remainder=remainder, epochs=epochs)
@@ -54,10 +56,24 @@ def can_be_previewed(value: Any) -> bool:
     )
 
 
-def _dataset_of(value: Any, name: str, columns: tuple[str, ...] | None, where: str) -> Dataset:
+def _dataset_of(
+    value: Any, name: str, columns: tuple[str, ...] | None, where: str, version: int | None, timestamp: str | None
+) -> Dataset:
     from sparkring.data.dataset import Dataset, open_dataset
+    from sparkring.data.tables import resolved
 
+    try:
+        value, table_name = resolved(value)
+    except DataError:
+        if not name.isidentifier():
+            raise
+        raise OptionsError(
+            f"%shards {name}: there is neither a variable nor a file, folder or table of that name."
+        ) from None
+    name = table_name or name
     opened = getattr(value, "dataset", value)
+    if (version is not None or timestamp is not None) and not isinstance(value, str | os.PathLike):
+        raise OptionsError(f"%shards {name}: --version and --timestamp are for the path of a Delta table.")
     if isinstance(opened, Dataset):
         if columns is not None or where:
             raise OptionsError(
@@ -69,16 +85,15 @@ def _dataset_of(value: Any, name: str, columns: tuple[str, ...] | None, where: s
 
         copy = materialise(value, name=name, say=tell)
         return replace(open_dataset(copy.location.written, columns, where or None), name=name)
-    if value is name and name.isidentifier() and not os.path.exists(name):
-        raise OptionsError(f"%shards {name}: there is neither a variable nor a file or folder of that name.")
     if not isinstance(value, str | os.PathLike | list | tuple):
         raise OptionsError(
             f"%shards takes a path, a Spark DataFrame or the result of sparkring.shards(…), but {name} is of type "
             f"{type_name(value)}."
         )
-    records = _records_at(value, columns)
+    is_at_version = version is not None or timestamp is not None
+    records = None if table_name or is_at_version else _records_at(value, columns)
     if records is None:
-        return open_dataset(value, columns, where or None)
+        return open_dataset(value, columns, where or None, name=table_name, version=version, timestamp=timestamp)
     if where:
         raise OptionsError(f"%shards {name}: --where is for Parquet files, and these are TFRecord files.")
     return records

@@ -160,16 +160,22 @@ class _Files:
         row_bytes = max(1.0, group.stored_bytes / max(1, group.rows_in_file))
         rows = int(max(1, min(READ_ROWS, READ_BYTES / row_bytes)))
         there = file.schema_arrow.names
-        keys = dict(dataset.files[number].partitions)
-        stored = [name for name in dataset.reads if name in there]
+        known_file = dataset.files[number]
+        keys, types = dict(known_file.partitions), dataset.stored_schema
+        stored = [name for name in dataset.reads if dataset.stored(name) in there]
         # If all columns come from the file's path, the file's first column is read to find the number of rows.
-        columns = stored or there[:1]
+        columns = list(map(dataset.stored, stored)) or there[:1]
+        kept, at = known_file.remaining(row_group) if known_file.deleted else None, 0
         # With threads, Arrow decodes each column in its own thread. For a single column, a thread would only cost time.
         threads = len(columns) > 1 and pa.cpu_count() > 1
         for batch in file.iter_batches(rows, row_groups=[row_group], columns=columns, use_threads=threads):
-            if keys:
-                types = dataset.stored_schema
-                known = {name: batch.column(name) for name in stored}
+            if kept is not None:
+                kept_here, at = kept[at : at + len(batch)], at + len(batch)
+                batch = batch.filter(pa.array(kept_here))
+            if keys or dataset.table_version is not None:
+                known = {name: batch.column(dataset.stored(name)) for name in stored}
+                if dataset.table_version is not None:  # the table's types can differ from those in the file
+                    known = {name: column.cast(types.field(name).type) for name, column in known.items()}
                 for name in dataset.reads:
                     if name not in known:
                         known[name] = pa.repeat(pa.scalar(keys[name], types.field(name).type), len(batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import operator
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkring.data import plan as planning
-from sparkring.data.columns import Caller, changes_with_nulls, has_nulls, holds_nulls, replacement, writable
+from sparkring.data.columns import Caller, Making, changes_with_nulls, has_nulls, holds_nulls, replacement, writable
 from sparkring.data.dataset import Dataset, Source, having_nulls, open_dataset
 from sparkring.data.layout import (
     Array,
@@ -90,6 +91,8 @@ def shards(
     dtype: Any = None,
     prefetch: int = 2,
     cache: str | os.PathLike[str] | None = None,
+    version: int | None = None,
+    timestamp: str | datetime.datetime | None = None,
     rank: int | None = None,
     size: int | None = None,
 ) -> Shards:
@@ -104,7 +107,8 @@ def shards(
     number of steps, except with remainder="join": some ranks may then take one more step than others.
 
     source: the path of a file or a folder, or a glob (dbfs:, file:, or any URL that fsspec supports); a list of these;
-        or a Spark DataFrame, which is written once to the folder `cache`, and read from there.
+        the folder of a Delta table; a Spark DataFrame, which is written once to the folder `cache`, and read from
+        there; or the name of a table or view in the Spark session, as in "catalog.schema.table".
     batch_size: the number of rows in a batch of this rank.
     columns: the names of the columns to read (default: all), or a dict that describes the arrays of a batch. A key of
         this dict is the name of an array. Its value is the name of a column, which becomes an array [rows, …] of its
@@ -127,6 +131,8 @@ def shards(
     dtype: the dtype of all floating-point columns and decimals, and of the arrays that combine them with other columns,
         as in dtype="float32".
     prefetch: the number of buffers to read ahead.
+    version, timestamp: for the folder of a Delta table, the number of the version to read, or a time, as in
+        timestamp="2026-01-31 12:00": the version that was the newest then. The default is the newest version.
     rank, size: the rank whose shard to return, and the number of ranks to divide the data set among; default: those of
         this process. Give both or neither.
 
@@ -140,15 +146,12 @@ def shards(
     seat = planning.seat(rank, size)
     groups = groups_of(columns)
     names = None if groups is None else [name for group in groups.values() for name in members_of(group)]
-    dataset = _open(source, names, where, cache)
+    dataset = _open(source, names, where, cache, version, timestamp)
     if groups is None:
         groups = {name: name for name in dataset.columns}
     caller: Caller = "shards" if dataset.form is None else "tfrecords"
     making = making_of(fill, raw, dataset.columns, "columns to be read", caller)
-    depends = [
-        column.name for column in dataset.schema if changes_with_nulls(column.type) and column.name not in making.fill
-    ]
-    making = replace(making, nulls=having_nulls(dataset, depends), spark=dataset.spark)
+    making = replace(making, nulls=_nulls(dataset, making), spark=dataset.spark)
     layout = BatchLayout(dataset.name, groups, making, dtype_of(dtype), transform)
     window = _window(shuffle, batch_size, dataset)
     return Shards(dataset, batch_size, layout, window, remainder, prefetch, seat, Position(seed=seed))
@@ -256,8 +259,8 @@ class Shards:
 
     def _nulls(self, name: str) -> int:
         """Return how many nulls a column of the batches is known to have before any row is read, or 0 if unknown."""
-        # `fill` replaces the nulls. A filter may leave out rows with nulls, so the number is then unknown.
-        if name in self.layout.making.fill or self.dataset.condition is not None:
+        # `fill` replaces the nulls. If rows are left out, they may be those with nulls, so the number is unknown.
+        if name in self.layout.making.fill or self.dataset.is_filtered:
             return 0
         return self.dataset.nulls.get(name, 0)
 
@@ -361,13 +364,31 @@ class Shards:
             "position": [epoch, seed, [list(leg) for leg in legs]],
             "version": dataset.version,
             "name": dataset.name,
+            "table_version": dataset.table_version,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the position in `state`, which state_dict() has returned, with the current number of ranks.
 
+        Of a Delta table, the version that was read then is read again.
         Raise CheckpointError if the data has changed since then, or if different columns or rows are being read.
         """
+        earlier = state.get("table_version")  # checkpoints of older versions do not have it
+        if state["version"] != self.dataset.version and earlier is not None and self.dataset.table:
+            newer = self.dataset.table_version
+            try:
+                dataset = self.dataset.at(earlier)
+            except DataError as error:
+                raise CheckpointError(
+                    f"the checkpoint was saved while version {earlier:,} of {self.dataset.name} was read, which cannot "
+                    f"be read again: {error}"
+                ) from error
+            making = replace(self.layout.making, nulls=_nulls(dataset, self.layout.making))
+            if world.world().rank == 0 and earlier != newer:
+                tell(f"the training goes on with version {earlier:,} of {dataset.name}, instead of version {newer:,}")
+            layout = self.layout
+            self.layout = BatchLayout(dataset.name, layout.groups, making, layout.dtype, layout.transform)
+            self.dataset = dataset
         if state["version"] != self.dataset.version:
             raise CheckpointError(
                 f"the data of {self.dataset.name} has changed since the checkpoint was saved (then: {state['name']} as "
@@ -505,7 +526,7 @@ class Shards:
                 kind=dataset.kind,
                 columns=dataset.columns,
                 where=dataset.where,
-                version=dataset.version,
+                version=dataset.version_words,
                 files=len(dataset.files),
                 row_groups=dataset.row_groups,
                 rows=dataset.rows,
@@ -570,6 +591,14 @@ class Shards:
         return {**self.__dict__, "_progress": None, "_planned": None}
 
 
+def _nulls(dataset: Dataset, making: Making) -> frozenset[str]:
+    """Return the columns whose dtype is another one because they have nulls."""
+    depends = [
+        column.name for column in dataset.schema if changes_with_nulls(column.type) and column.name not in making.fill
+    ]
+    return having_nulls(dataset, depends)
+
+
 def _whole(name: str, value: Any, least: int, what: str) -> int:
     try:
         number = operator.index(value)
@@ -599,16 +628,24 @@ def _open(
     names: Sequence[str] | None,
     where: Where,
     cache: str | os.PathLike[str] | None,
+    version: int | None,
+    timestamp: str | datetime.datetime | None,
 ) -> Dataset:
+    from sparkring.data.tables import resolved
+
     if isinstance(source, Dataset):
         return source
+    source, table_name = resolved(source)
     if hasattr(source, "sparkSession"):
         from sparkring.data.frames import name_of, nested_types
         from sparkring.data.materialise import materialise
 
+        if version is not None or timestamp is not None:
+            raise DataError("version= and timestamp= are for Delta tables, by their paths or names.")
         frame: DataFrame = source
         copy = materialise(frame, cache=cache, say=tell)
-        dataset = open_dataset(copy.location.written, names, where, name=name_of(names or frame.columns))
+        name = table_name or name_of(names or frame.columns)
+        dataset = open_dataset(copy.location.written, names, where, name=name)
         kinds = {name: kind for name, kind in nested_types(frame).items() if name in dataset.columns}
         return replace(dataset, spark=kinds)
     for path in [source] if isinstance(source, str | bytes) or not isinstance(source, Sequence) else source:
@@ -616,4 +653,4 @@ def _open(
             from sparkring.capture.picklability import type_name
 
             raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type_name(path)}`.")
-    return open_dataset(source, names, where)
+    return open_dataset(source, names, where, name=table_name, version=version, timestamp=timestamp)

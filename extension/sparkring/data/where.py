@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import datetime
 import decimal
 import difflib
 import functools
@@ -10,7 +11,7 @@ import math
 import operator
 import re
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,6 +40,8 @@ _TOKENS = re.compile(
 )
 _OPERATORS = {"=": "==", "<>": "!="}
 _KEYWORDS = {"and", "or", "not", "in", "is"}
+_LIKE = "_like_"  # the function in Python's text that stands for LIKE
+_SHOWN = 24  # how many letters of a filter an error shows
 _FORM = "[('store', '=', 1), ('city', 'in', ['Ulm', 'Bonn'])]"
 
 
@@ -46,10 +49,10 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
     """Return the filter `where` as an Arrow expression and as text, or (None, '') if there is no filter.
 
     A filter can be a string of comparisons of columns with values, joined by `and`, `or` and `not`, as in Python or in
-    SQL (AND, `=`, `<>`, IS NULL, BETWEEN). Names of columns may be in backticks. Dates are written as strings, as in
-    `day >= '2026-01-31'`. With SQL's operators, no row with a null passes NOT IN, as in Spark; `not in` includes nulls.
-    A filter can also be a list in the form of pyarrow's `filters`, or an Arrow expression. Raise DataError if the
-    filter cannot be read; its message names the part that is wrong.
+    SQL (AND, `=`, `<>`, IS NULL, BETWEEN, LIKE). Names of columns may be in backticks. Dates are written as strings, as
+    in `day >= '2026-01-31'`. With SQL's operators, no row with a null passes NOT IN, as in Spark; `not in` includes
+    nulls. A filter can also be a list in the form of pyarrow's `filters`, or an Arrow expression. Raise DataError if
+    the filter cannot be read; its message names the part that is wrong, and its place in the text.
     """
     if where is None or (isinstance(where, str) and not where.strip()):
         return None, ""
@@ -82,6 +85,13 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return f"the columns are {shown}{', …' if len(names) > 12 else ''}."
 
 
+class _Token(NamedTuple):
+    """A part of Python's text, and where its origin is in the filter."""
+
+    text: str
+    at: int
+
+
 class _Reader:
     """Converts the text of a filter to an Arrow expression. Python's own parser reads the text."""
 
@@ -90,6 +100,8 @@ class _Reader:
         self._schema = schema
         self._is_sql = False  # whether the filter has operators that only SQL has, or in upper case
         self._quoted: list[str] = []  # the names in backticks, in Python's text called _column_0_, _column_1_, …
+        self._translated = ""  # Python's text, and where in it each token begins
+        self._begins: list[tuple[int, _Token]] = []
 
     def expression(self) -> pc.Expression:
         try:
@@ -97,25 +109,37 @@ class _Reader:
         except (SyntaxError, ValueError) as error:
             reason = self._written(str(getattr(error, "msg", error)))
             raise self._refused(
-                f"{reason}. Write it as in SQL or Python, or as a list of conditions: where={_FORM}."
+                f"{reason}. Write it as in SQL or Python, or as a list of conditions: where={_FORM}.",
+                self._place((getattr(error, "offset", None) or len(self._translated) + 1) - 1),
             ) from None
         return self._condition(tree.body)
 
-    def _refused(self, why: str) -> DataError:
-        return DataError(f"the filter `{self._text}` cannot be read: {why}")
+    def _refused(self, why: str, place: str | ast.expr = "") -> DataError:
+        """Return the error. `place` is the end of a phrase that says where, or the node for which _place() makes it."""
+        return DataError(f"the filter `{self._text}` cannot be read{self._of(place)}: {why}")
+
+    def _of(self, place: str | ast.expr) -> str:
+        if isinstance(place, str):
+            return place
+        begin = getattr(place, "col_offset", None)  # in bytes; a node that was made here has none
+        return "" if begin is None else self._place(len(self._translated.encode()[:begin].decode()))
+
+    def _place(self, at: int) -> str:
+        """Return where in the filter the letter `at` of Python's text comes from, as ` at character 9, `AND x``."""
+        return self._at_token([token for begin, token in self._begins if begin <= at][-1])
 
     # ── From SQL to Python ────────────────────────────────────────────────────
 
     def _python(self) -> str:
         """Return the filter with Python's operators and names."""
-        tokens: list[str] = []
+        tokens: list[_Token] = []
         for match in _TOKENS.finditer(self._text):
             token, kind = match[0], match.lastgroup
             if kind == "quoted":
                 self._quoted.append(token[1:-1].replace("``", "`"))
                 token = f"_column_{len(self._quoted) - 1}_"
             elif kind == "text":
-                if tokens and tokens[-1].lower() in ("date", "timestamp", "timestamp_ntz"):
+                if tokens and tokens[-1].text.lower() in ("date", "timestamp", "timestamp_ntz"):
                     tokens.pop()  # DATE '2026-01-31'
                 token = f"'{token[1:-1].replace(chr(39) * 2, chr(92) + chr(39))}'" if token[0] == "'" else token
             elif kind == "word" and token not in self._schema.names and token.lower() in _KEYWORDS:
@@ -123,26 +147,63 @@ class _Reader:
                 token = token.lower()
             self._is_sql = self._is_sql or token in _OPERATORS
             if kind != "space":
-                tokens.append(_OPERATORS.get(token, token))
-        for at, token in enumerate(tokens):
-            if token.lower() == "between" and token not in self._schema.names:
+                tokens.append(_Token(_OPERATORS.get(token, token), match.start()))
+        at = 0
+        while at < len(tokens):
+            word = tokens[at].text
+            if word not in self._schema.names and (replace := _REPLACED.get(word.lower())):
                 self._is_sql = True
-                self._replace_between(tokens, at)
-        return " ".join(tokens).replace(" . ", ".")
+                replace(self, tokens, at)
+            at += 1
+        self._begins = [(0, _Token("", len(self._text)))]
+        text = ""
+        for part in tokens:
+            if text and "." not in (part.text, text[-1]):
+                text += " "
+            self._begins.append((len(text), part))
+            text += part.text
+        self._begins.append((len(text), _Token("", len(self._text))))
+        self._translated = text
+        return text
 
-    def _replace_between(self, tokens: list[str], at: int) -> None:
-        """Replace the tokens of `x BETWEEN 1 AND 5` by those of `(1 <= x <= 5)`, in place. Their number stays equal."""
-        negated = tokens[at - 1 : at] == ["not"]
-        begin = at - 1 - negated
-        numbers = [1 + (tokens[at + 1 : at + 2] == ["-"])]
+    def _before(self, tokens: list[_Token], at: int) -> tuple[int, list[_Token], list[_Token]]:
+        """Return the number of the first token of `x NOT` before operator `at`, the tokens of x and those of NOT."""
+        negated = tokens[at - 1 : at] if at and tokens[at - 1].text == "not" else []
+        begin = end = at - len(negated)
+        begin -= 1
+        while begin > 1 and tokens[begin - 1].text == ".":  # a name with dots
+            begin -= 2
+        return begin, tokens[max(0, begin) : end], negated
+
+    def _replace_between(self, tokens: list[_Token], at: int) -> None:
+        """Replace the tokens of `x BETWEEN 1 AND 5` by those of `(1 <= x <= 5)`, in place."""
+        begin, column, negated = self._before(tokens, at)
+        numbers = [1 + _is_minus(tokens, at + 1)]
         middle = at + 1 + numbers[0]
-        numbers.append(1 + (tokens[middle + 1 : middle + 2] == ["-"]))
+        numbers.append(1 + _is_minus(tokens, middle + 1))
         end = middle + 1 + numbers[1]
-        if begin < 0 or tokens[middle : middle + 1] != ["and"] or end > len(tokens):
-            raise self._refused("BETWEEN is for a column and two values, as in `speed BETWEEN 3 AND 5`.")
-        low, high = " ".join(tokens[at + 1 : middle]), " ".join(tokens[middle + 1 : end])
-        condition = f"{'not ' * negated}({low} <= {tokens[begin]} <= {high})"
-        tokens[begin:end] = [condition, *[""] * (end - begin - 1)]
+        if begin < 0 or middle >= len(tokens) or tokens[middle].text != "and" or end > len(tokens):
+            raise self._refused(
+                "BETWEEN is for a column and two values, as in `speed BETWEEN 3 AND 5`.", self._at_token(tokens[at])
+            )
+        opened, compared, closed = (_Token(text, tokens[at].at) for text in ("(", "<=", ")"))
+        low, high = tokens[at + 1 : middle], tokens[middle + 1 : end]
+        tokens[begin:end] = [*negated, opened, *low, compared, *column, compared, *high, closed]
+
+    def _replace_like(self, tokens: list[_Token], at: int) -> None:
+        """Replace the tokens of `x LIKE 'a%'` by those of a call, in place."""
+        begin, column, negated = self._before(tokens, at)
+        pattern = tokens[at + 1 : at + 2]
+        if begin < 0 or not pattern or pattern[0].text[0] not in "'\"":
+            raise self._refused("LIKE is for a column and a text, as in `city LIKE 'U%'`.", self._at_token(tokens[at]))
+        like, opened, comma, closed = (_Token(text, tokens[at].at) for text in (_LIKE, "(", ",", ")"))
+        # Python would take away the backslashes, with which LIKE marks % and _ that stand for themselves.
+        pattern = [_Token(f"r{pattern[0].text}", pattern[0].at)]
+        tokens[begin : at + 2] = [*negated, like, opened, *column, comma, *pattern, closed]
+
+    def _at_token(self, token: _Token) -> str:
+        rest = self._text[token.at : token.at + _SHOWN].strip()
+        return f" at character {token.at + 1}, `{rest}`" if rest else " at its end"
 
     def _written(self, text: str) -> str:
         """Return a part of Python's text with the names as the user has written them."""
@@ -165,7 +226,7 @@ class _Reader:
         """Return the constant that the name true, false, null or none stands for; return any other node unchanged."""
         if not isinstance(node, ast.Name) or node.id in self._schema.names or node.id.lower() not in _CONSTANTS:
             return node
-        return ast.Constant(_CONSTANTS[node.id.lower()])
+        return ast.copy_location(ast.Constant(_CONSTANTS[node.id.lower()]), node)
 
     def _condition(self, node: ast.expr) -> pc.Expression:
         node = self._constant(node)
@@ -179,12 +240,17 @@ class _Reader:
                 return ~self._condition(operand)
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 return functools.reduce(operator.and_, map(self._compared, [left, *comparators], ops, comparators))
+            case ast.Call(func=ast.Name(id=function), args=[column, ast.Constant(value=str(pattern))]) if (
+                function == _LIKE
+            ):
+                return self._like(column, pattern.replace("\\'", "'"))
         name = self._name(node)
-        if name is not None and pa.types.is_boolean(self._field(name).type):
+        if name is not None and pa.types.is_boolean(self._field(name, node).type):
             return pc.field(name)
         raise self._refused(
             f"`{self._unparsed(node)}` is not a comparison. A filter takes columns, numbers and strings with = == != "
-            "<> < <= > >= in, between, is null, and, or, not."
+            "<> < <= > >= in, between, like, is null, and, or, not.",
+            node,
         )
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> pc.Expression:
@@ -194,21 +260,22 @@ class _Reader:
         names = [self._name(side) for side in (left, right)]
         column = next((name for name in names if name is not None), None)
         if column is None:
-            raise self._refused(f"`{self._unparsed(left)}` is not compared with a column.")
-        kind, is_list = self._field(column).type, isinstance(op, ast.In | ast.NotIn)
+            raise self._refused(f"`{self._unparsed(left)}` is not compared with a column.", left)
+        named = left if names[0] is not None else right
+        kind, is_list = self._field(column, named).type, isinstance(op, ast.In | ast.NotIn)
         if self._is_sql and not isinstance(op, ast.Is | ast.IsNot):
             parts = getattr(right, "elts", [right]) if is_list else [right]
             if any(isinstance(part, ast.Constant) and part.value is None for part in map(self._constant, parts)):
-                raise self._refused(f"in SQL, no value is equal to NULL: write `{column} IS NULL`.")
+                raise self._refused(f"in SQL, no value is equal to NULL: write `{column} IS NULL`.", right)
         if isinstance(op, ast.Is | ast.IsNot) or (isinstance(right, ast.Constant) and right.value is None):
             if names[0] is None or not (isinstance(right, ast.Constant) and right.value is None):
-                raise self._refused("`is` is for null only: `speed is not null`.")
+                raise self._refused("`is` is for null only: `speed is not null`.", left)
             is_null = pc.field(column).is_null()
             return ~is_null if isinstance(op, ast.IsNot | ast.NotEq) else is_null
         if is_list:
             values = [right] if isinstance(right, ast.Constant) else getattr(right, "elts", None)
             if names[0] is None or values is None:
-                raise self._refused("`in` takes a column and a list: `city in ('Ulm', 'Bonn')`.")
+                raise self._refused("`in` takes a column and a list: `city in ('Ulm', 'Bonn')`.", left)
             scalars = [self._value(value, kind, column) for value in values]
             kind = _plain(kind)
             # A number that is still of another type equals none of the column's values, which cannot hold it.
@@ -224,6 +291,26 @@ class _Reader:
             return _integers(pc.field(column), compared, number, _plain(kind))
         return _COMPARED[type(op)](self._side(left, kind, column), self._side(right, kind, column))
 
+    def _like(self, node: ast.expr, pattern: str) -> pc.Expression:
+        name = self._name(self._as_name(node))
+        if name is None:
+            raise self._refused("LIKE is for a column and a text, as in `city LIKE 'U%'`.", node)
+        kind = _plain(self._field(name, node).type)
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise self._refused(f"LIKE is for text, but `{name}` is {kind}.", node)
+        column = pc.field(name)
+        if kind != self._schema.field(name).type:
+            column = column.cast(kind)
+        matches = pc.match_like(column, pattern)
+        prefix = re.split(r"[%_\\]", pattern)[0]
+        # Row groups are left out by comparisons only, so the beginning of the text is compared, too.
+        if prefix:
+            matches = (column >= pc.scalar(pa.scalar(prefix, kind))) & matches
+        if prefix and prefix[-1] < "\ud7ff":  # letters that UTF-8 cannot have begin after this one
+            beyond = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+            matches = (column < pc.scalar(pa.scalar(beyond, kind))) & matches
+        return matches
+
     def _as_name(self, node: ast.expr) -> ast.expr:
         """Return the name of a column for a string that is equal to it."""
         if not (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in self._schema.names):
@@ -234,7 +321,7 @@ class _Reader:
     def _side(self, node: ast.expr, kind: pa.DataType, column: str) -> pc.Expression:
         name = self._name(node)
         if name is not None:
-            self._field(name)
+            self._field(name, node)
             return pc.field(name)
         return pc.scalar(self._value(node, kind, column))
 
@@ -242,26 +329,36 @@ class _Reader:
         try:
             value = ast.literal_eval(self._constant(node))
         except ValueError:
-            raise self._refused(f"`{self._unparsed(node)}` is neither a column nor a number or string.") from None
+            raise self._refused(f"`{self._unparsed(node)}` is neither a column nor a number or string.", node) from None
         kind = _plain(kind)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         try:
             if number and _is_number(kind):
                 return _number(value, kind)
+            if pa.types.is_timestamp(kind) and kind.tz is not None and isinstance(value, str):
+                # A time without a zone is in the zone of this process, as in Spark.
+                return pa.scalar(datetime.datetime.fromisoformat(re.sub("[Zz]$", "+00:00", value)).astimezone(), kind)
             if not number:
                 scalar = pa.scalar(value)
                 return scalar if scalar.type == kind else scalar.cast(kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError, ValueError):
             pass
-        raise self._refused(f"`{column}` is {kind}, but {value!r} is not.")
+        raise self._refused(f"`{column}` is {kind}, but {value!r} is not.", node)
 
-    def _field(self, name: str) -> pa.Field:
+    def _field(self, name: str, node: ast.expr) -> pa.Field:
         if name not in self._schema.names:
             raise DataError(
-                f"the filter `{self._text}` names the column `{name}`, which does not exist: "
+                f"the filter `{self._text}` names the column `{name}`{self._of(node)}, which does not exist: "
                 f"{nearest(name, self._schema.names)}"
             )
         return self._schema.field(name)
+
+
+_REPLACED = {"between": _Reader._replace_between, "like": _Reader._replace_like}
+
+
+def _is_minus(tokens: Sequence[_Token], at: int) -> bool:
+    return at < len(tokens) and tokens[at].text == "-"
 
 
 def _number_of(node: ast.expr) -> int | float | None:

@@ -40,7 +40,7 @@ OPTIONS = OptionsTable(
     Option(
         "source",
         metavar="PATH|DF",
-        help="Parquet files (a path, a folder, a glob or a URL), or a variable in the notebook",
+        help="Parquet files (a path, a folder, a glob or a URL), a Delta table, or a variable in the notebook",
         suggest=_suggest,
     ),
     Option(
@@ -55,6 +55,8 @@ OPTIONS = OptionsTable(
     Option("--batch-size", type=positive_count, metavar="B", help="number of rows in a rank's batch; default: 32"),
     Option("--columns", type=columns, metavar="A,B,…", help="the columns to read; default: all"),
     Option("--where", default="", metavar="FILTER", help='the rows to read: --where "x > 3"'),
+    Option("--version", type=int, metavar="V", help="the version of a Delta table; default: the newest"),
+    Option("--timestamp", metavar="TIME", help="a time: the version of a Delta table that was the newest then"),
     Option(
         "--remainder",
         choices=("drop", "pad", "join"),  # written out, because importing data.plan imports NumPy, which is slow

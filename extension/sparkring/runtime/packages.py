@@ -9,6 +9,7 @@ from sparkring.errors import OptionsError, SparkringError
 
 # What pip installs for a module, if that is not a package of the same name.
 _DISTRIBUTIONS = {
+    "deltalake": "'sparkring[delta]'",
     "optuna": "'sparkring[search]'",
     "petastorm": "'sparkring[petastorm]'",
     "pyarrow": "'sparkring[data]'",

@@ -74,7 +74,7 @@ def data_words(outlook: Outlook) -> str:
         f"{counted(data.row_groups, 'row group')}, {size(data.size_bytes)}",
         "" if whole else f"columns {named(data.columns, COLUMNS_NAMED)}",
         f"where {data.where}" if data.where else "",
-        f"version {data.version}" if data.version else "",
+        f"version {data.version_words}" if data.version else "",
     )
 
 

@@ -12,7 +12,10 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from sparkring.data.dataset import is_table
+from sparkring.data.delta import table_of
 from sparkring.errors import DataError, PathError
+from sparkring.runtime.storage import locate
 from sparkring.runtime.world import world
 
 
@@ -59,6 +62,11 @@ def open_source(options: dict[str, Any], name: str = "") -> ReaderSource:
         raise DataError("the list of paths is empty.")
     name = name or (url if isinstance(url, str) else f"{url[0]} and {len(url) - 1} more" if len(url) > 1 else url[0])
     name = name.removeprefix("file://")
+    for part in [url] if isinstance(url, str) else url:
+        with contextlib.suppress(PathError):  # a file system that only Petastorm knows
+            place = locate(part)
+            if table := table_of(place.fs, place.path):
+                raise is_table(name, *table)
     with in_words(name, also=(OSError, ValueError, RuntimeError, NoDataAvailableError)):
         fs, paths = get_filesystem_and_path_or_paths(
             url, options["hdfs_driver"], storage_options=options["storage_options"], filesystem=options["filesystem"]

@@ -23,6 +23,7 @@ from sparkring.data.columns import is_object
 from sparkring.data.dataset import Dataset, open_dataset
 from sparkring.data.layout import Columns, Transform
 from sparkring.data.reader import first_rows
+from sparkring.data.tables import resolved
 from sparkring.data.where import nearest
 from sparkring.engine.foreach import run as foreach_run
 from sparkring.engine.foreach.api import carry_out_items, open_items
@@ -111,7 +112,7 @@ _Make: TypeAlias = "Callable[[], Any] | None"
 
 @overload
 def predict(
-    data: DataFrame,
+    data: DataFrame | str,
     model: Any,
     make_model: _Make = None,
     *,
@@ -172,8 +173,8 @@ def predict(
     GPUs, there is one such process for each GPU. Before predict() returns, it lets the model score the first rows
     in the calling process, so that errors in columns, shapes and types are raised at once.
 
-    data: a Spark DataFrame, which may be a stream; or the path of Parquet files as in shards(): a file, a folder, a
-        glob, or a list of these.
+    data: a Spark DataFrame, which may be a stream; the name of a table or view in the Spark session; or the path of
+        Parquet files or of a Delta table, as in shards(): a file, a folder, a glob, or a list of these.
     model: a torch module; a Keras model; a function that is called with a dict of arrays [rows, …] and returns an array
         or a dict of arrays; a directory of checkpoints; or a store that checkpoints() has returned.
     make_model: for checkpoints, a function that returns the model into which the weights are loaded. It is not needed
@@ -217,6 +218,7 @@ def predict(
         model, inputs, make_model, returns, which, batch_size, transform, fill, raw, dtype, on_error, probe, autocast,
         key, version, refresh_s,
     )  # fmt: skip
+    data, table_name = resolved(data, as_frame=to is None)
     if not _is_path(data):
         for_files = {"to": to, "np": np, "columns": columns, "mode": None if mode == "error" else mode}
         for name, value in {**for_files, "background": background or None}.items():
@@ -237,7 +239,7 @@ def predict(
         raise OptionsError(
             "np must not be 0: use np=-4 for four processes on this machine, or np=4 for four Spark tasks."
         )
-    scoring = _prepared(data, settings, to, columns, mode)
+    scoring = _prepared(data, table_name, settings, to, columns, mode)
     run, processes = _opened(scoring, -limits.cores() if np is None else np, background=background)
     work = functools.partial(_carried_out, scoring, run, processes)
     if background:
@@ -265,13 +267,16 @@ class _Scoring(NamedTuple):
 
 
 def _prepared(
-    data: Any, settings: Settings, to: str | os.PathLike[str], columns: Sequence[str] | None, mode: Mode
+    data: Any, called: str, settings: Settings, to: str | os.PathLike[str], columns: Sequence[str] | None, mode: Mode
 ) -> _Scoring:
-    """Check the arguments as far as possible without starting a process. If `probe` is true, score the first rows."""
+    """Check the arguments as far as possible without starting a process. If `probe` is true, score the first rows.
+
+    `called` is the name of the data in messages, or '' if its path is.
+    """
     destination = Destination(to, mode)
     refuse_shared(destination.unfinished.written)
     used = settings.used
-    dataset = _dataset(data, used, columns)
+    dataset = _dataset(data, called, used, columns)
     _check_apart(dataset, destination.folder)
     kept = dataset.columns if columns is None else tuple(dict.fromkeys(columns))
     inputs, source, kinds = settings.described(dataset.name), settings.source(), settings.kinds()
@@ -303,7 +308,9 @@ def _prepared(
         ),
     }  # fmt: skip
     code = f"sparkring.predict({dataset.name!r}, {name}, inputs={settings.inputs!r}, to={destination.folder.written!r})"
-    version = f"# {dataset.rows:,} rows in {describe.counted(len(dataset.files), 'file')}, version {dataset.version}"
+    version = (
+        f"# {dataset.rows:,} rows in {describe.counted(len(dataset.files), 'file')}, version {dataset.version_words}"
+    )
     scorer = settings.scorer(source, inputs, new_columns, small=probe is not None and probe.small)
     return _Scoring(dataset, scorer, used, kept, destination, belongs, name, f"{code}\n{version}")
 
@@ -313,17 +320,17 @@ def _is_path(data: Any) -> bool:
     return bool(paths) and all(isinstance(path, str | os.PathLike) for path in paths)
 
 
-def _dataset(data: Any, used: Sequence[str], columns: Sequence[str] | None) -> Dataset:
+def _dataset(data: Any, name: str, used: Sequence[str], columns: Sequence[str] | None) -> Dataset:
     if isinstance(columns, str):
         raise OptionsError(f"columns={columns!r} is a string: write columns=[{columns!r}].")
-    whole = open_dataset(data, None if columns is None else [*columns, *used])
-    for name in used:
-        if name not in whole.columns:
-            raise DataError(f"{whole.name} has no column `{name}`: {nearest(name, whole.columns)}")
-        kind = whole.schema.field(name).type
+    whole = open_dataset(data, None if columns is None else [*columns, *used], name=name)
+    for column in used:
+        if column not in whole.columns:
+            raise DataError(f"{whole.name} has no column `{column}`: {nearest(column, whole.columns)}")
+        kind = whole.schema.field(column).type
         if is_object(kind):
             raise DataError(
-                f"column `{name}` cannot be an input, because its type is {kind}, which no array can hold: leave the "
+                f"column `{column}` cannot be an input, because its type is {kind}, which no array can hold: leave the "
                 "column out of inputs=…."
             )
     return whole

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sparkring.checkpointing.store import checkpoints as checkpoints
     from sparkring.data.parts import partitions as partitions
     from sparkring.data.shards import shards as shards
+    from sparkring.data.tables import table as table
     from sparkring.data.watch import watch as watch
     from sparkring.engine.run.api import HorovodRunner as HorovodRunner
     from sparkring.engine.run.api import last_result as last_result
@@ -35,6 +36,7 @@ offer(
         "checkpointing.store": "checkpoints",
         "data.parts": "partitions",
         "data.shards": "shards",
+        "data.tables": "table",
         "data.watch": "watch",
         "engine.run.api": "HorovodRunner last_result run spark",
         "engine.run.background": "BackgroundRun",

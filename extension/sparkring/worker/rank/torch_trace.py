@@ -5,7 +5,9 @@ PyTorch calls a hook after each step of any optimizer. The first steps are left 
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import tempfile
 from typing import Any
 
@@ -73,10 +75,9 @@ class StepTrace:
         self._send()
 
     def _begin(self) -> None:
-        from torch import cuda, profiler
-
+        profiler = importlib.import_module("torch.profiler")
         activities = [profiler.ProfilerActivity.CPU]
-        if cuda.is_available():
+        if sys.modules["torch"].cuda.is_available():
             activities.append(profiler.ProfilerActivity.CUDA)
         try:
             self._profiler = profiler.profile(activities=activities)

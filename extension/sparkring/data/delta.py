@@ -1,0 +1,247 @@
+"""Reads the log of a Delta table: which files a version of the table has, which of their rows were deleted, and how
+their columns are called.
+
+The rows are read from the files themselves, like those of plain Parquet files, so ranks need no package for Delta.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import json
+import operator
+import posixpath
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from sparkring.errors import DataError
+from sparkring.runtime.packages import require
+from sparkring.runtime.storage import Location, protocols
+
+LOG = "_delta_log"
+# The features of tables that are read as they are meant. Any other may change which rows a table has.
+_FEATURES = {
+    *("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint"),
+    *("vacuumProtocolCheck",),
+}
+_OLDEST_PYARROW = 14  # the first version that takes the schema and the tables of deltalake
+
+
+class TableFile(NamedTuple):
+    """A file of a table. `partitions` has the values of the partition columns, which the file itself need not have.
+
+    `deleted` says which rows were deleted, as packed() returns it; it is empty if none were.
+    """
+
+    path: str
+    size_bytes: int
+    partitions: tuple[tuple[str, Any], ...]
+    deleted: bytes
+
+
+class Table(NamedTuple):
+    """A version of a Delta table. `stored_as` has the name in the files of each column that is renamed in the table."""
+
+    version: int
+    schema: pa.Schema
+    stored_as: Mapping[str, str]
+    files: tuple[TableFile, ...]
+
+
+def read_table(place: Location, version: int | None = None, timestamp: str | datetime.datetime | None = None) -> Table:
+    """Read the newest version of a Delta table, version number `version`, or the newest one at the time `timestamp`.
+
+    A time without a time zone is in the zone of this process. Raise DataError if the table has no such version, or if
+    it cannot be read as its log says.
+    """
+    deltalake = require(
+        "deltalake",
+        f"{place.written} is a Delta table, which",
+        DataError,
+        otherwise=", or read it with Spark and pass the DataFrame",
+    )
+    if int(pa.__version__.partition(".")[0]) < _OLDEST_PYARROW:
+        raise DataError(f"{place.written} is a Delta table, which needs pyarrow {_OLDEST_PYARROW} or newer.")
+    number, moment = _number(version), _moment(timestamp)
+    if number is not None and moment is not None:
+        raise DataError("version= and timestamp= both choose a version of the table: give one of them.")
+    url = place.path if place.local else place.written if "://" in place.written else place.url
+    opened = functools.partial(deltalake.DeltaTable, url, storage_options=_options(place))
+    problems = (deltalake.exceptions.DeltaError, OSError, ValueError)
+    try:
+        table = opened()
+        newest = table.version()
+        if moment is not None:
+            first_ms = min(entry["timestamp"] for entry in table.history())
+            if moment.timestamp() * 1000 < first_ms:
+                first = datetime.datetime.fromtimestamp(first_ms / 1000, moment.tzinfo)
+                raise DataError(
+                    f"{place.written} has no version as old as timestamp={timestamp!r}: the oldest in its log is of "
+                    f"{first:%Y-%m-%d %H:%M:%S %z}."
+                )
+            table.load_as_version(moment)
+        if number is not None and number > newest:
+            raise DataError(f"{place.written} has no version {number:,}: the newest is {newest:,}.")
+        if number is not None and number != newest:
+            try:
+                table = opened(version=number)
+            except problems as error:
+                raise DataError(
+                    f"version {number:,} of {place.written} is no longer in the table's log ({_reason(error)}): the "
+                    f"newest version is {newest:,}."
+                ) from error
+        return _table(place, table)
+    except problems as error:
+        raise DataError(
+            f"{place.written} cannot be read as a Delta table: {_reason(error)}.{_credentials(place)}"
+        ) from error
+
+
+def _table(place: Location, table: Any) -> Table:
+    protocol, metadata = table.protocol(), table.metadata()
+    unknown = sorted({*(protocol.reader_features or ())} - _FEATURES)
+    if unknown or protocol.min_reader_version > 3:
+        raise DataError(
+            f"{place.written} uses {', '.join(unknown) or f'reader version {protocol.min_reader_version}'}, which only "
+            "Spark can read: pass the DataFrame."
+        )
+    if metadata.configuration.get("delta.columnMapping.mode") == "id":
+        raise DataError(
+            f"{place.written} finds its columns by number (delta.columnMapping.mode is id), which only Spark can read: "
+            "pass the DataFrame."
+        )
+    try:
+        schema = pa.schema(table.schema().to_arrow()).remove_metadata()
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise DataError(f"{place.written} has a column that Arrow cannot represent: {_reason(error)}.") from error
+    schema = pa.schema([field.remove_metadata() for field in schema])
+    stored_as = {}
+    for field in json.loads(table.schema().to_json())["fields"]:
+        physical = field["metadata"].get("delta.columnMapping.physicalName", field["name"])
+        if physical != field["name"]:
+            stored_as[field["name"]] = physical
+    nested = [name for name in stored_as if _has_fields(schema.field(name).type)]
+    if nested:
+        raise DataError(
+            f"the fields in `{nested[0]}` of {place.written} have other names in its files (column mapping), which "
+            "only Spark can read: pass the DataFrame."
+        )
+    root, deleted = f"{table.table_uri.rstrip('/')}/", {}
+    for batch in table.deletion_vectors() if "deletionVectors" in (protocol.reader_features or ()) else ():
+        masks = pa.record_batch(batch)
+        for url, kept in zip(masks.column(0).to_pylist(), masks.column(1), strict=True):
+            deleted[url.removeprefix(root)] = packed(~kept.values.to_numpy(zero_copy_only=False))
+    actions = pa.table(table.get_add_actions()).to_pydict()
+    partitions = actions.get("partition") or [{}] * len(actions["path"])
+    files = []
+    for encoded, size_bytes, keys in zip(actions["path"], actions["size_bytes"], partitions, strict=True):
+        if "://" in encoded or encoded.startswith("/"):
+            raise DataError(
+                f"{place.written} is a shallow clone, whose files are elsewhere ({unquote(encoded)}): read it with "
+                "Spark, and pass the DataFrame."
+            )
+        path = posixpath.join(place.path, unquote(encoded))
+        files.append(TableFile(path, size_bytes, tuple(keys.items()), deleted.pop(encoded, b"")))
+    if deleted:  # rows of some file are deleted, but it is not known of which
+        raise DataError(
+            f"{place.written} has deletion vectors that fit none of its files, such as {next(iter(deleted))}."
+        )
+    return Table(table.version(), schema, stored_as, tuple(sorted(files, key=operator.attrgetter("path"))))
+
+
+def packed(deleted: Any) -> bytes:
+    """Return an array of booleans, one for each row of a file, as bytes."""
+    return zlib.compress(np.packbits(deleted).tobytes())
+
+
+@functools.lru_cache(maxsize=16)
+def unpacked(deleted: bytes, rows: int) -> Any:
+    """Return the array of `rows` booleans from which packed() has made `deleted`."""
+    return np.unpackbits(np.frombuffer(zlib.decompress(deleted), np.uint8), count=rows).astype(bool)
+
+
+def table_of(fs: Any, folder: str) -> tuple[str, str] | None:
+    """Return the kind and the folder of the table whose files are in `folder`; None if there is no table.
+
+    The folder can be that of the table, of some of its partitions, or `data` in an Iceberg table.
+    """
+    while True:
+        if kind := _kind(fs, folder):
+            return kind, folder
+        name = posixpath.basename(folder)
+        if "=" not in name and name != "data":
+            return None
+        folder = posixpath.dirname(folder)
+
+
+def _kind(fs: Any, folder: str) -> str:
+    with contextlib.suppress(OSError):
+        if fs.exists(f"{folder}/{LOG}"):
+            return "Delta"
+        if fs.exists(f"{folder}/metadata") and fs.glob(f"{folder}/metadata/*.metadata.json"):
+            return "Iceberg"
+        if fs.exists(f"{folder}/.hoodie"):
+            return "Hudi"
+    return ""
+
+
+def _number(version: Any) -> int | None:
+    if version is None:
+        return None
+    with contextlib.suppress(TypeError):
+        number = operator.index(version)
+        if number >= 0 and not isinstance(version, bool):
+            return number
+    raise DataError(f"version={version!r}: expected the number of a version of the table, as in version=17.")
+
+
+def _moment(timestamp: Any) -> datetime.datetime | None:
+    if timestamp is None:
+        return None
+    with contextlib.suppress(TypeError, ValueError):
+        if isinstance(timestamp, str):  # Python 3.10 does not know the Z
+            timestamp = datetime.datetime.fromisoformat(re.sub(r"[Zz]$", "+00:00", timestamp.strip()))
+        if isinstance(timestamp, datetime.datetime):
+            return timestamp.astimezone()
+    raise DataError(
+        f"timestamp={timestamp!r}: expected a time, as in timestamp='2026-01-31 12:00' or '2026-01-31T12:00:00Z'."
+    )
+
+
+def _options(place: Location) -> dict[str, str]:
+    """Return what deltalake, which opens the log itself, needs for S3: the credentials and the server of fsspec."""
+    if "s3" not in protocols(place.fs):
+        return {}
+    fs: Any = place.fs
+    url = fs.endpoint_url or fs.client_kwargs.get("endpoint_url")
+    options = {
+        "AWS_ACCESS_KEY_ID": fs.key,
+        "AWS_SECRET_ACCESS_KEY": fs.secret,
+        "AWS_SESSION_TOKEN": fs.token,
+        "AWS_REGION": fs.client_kwargs.get("region_name"),
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ALLOW_HTTP": "true" if url and url.startswith("http:") else None,
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+def _credentials(place: Location) -> str:
+    """Return the end of an error about a table elsewhere: deltalake does not take all credentials of fsspec."""
+    if place.local:
+        return ""
+    return " If credentials are missing, set those of the storage in the environment, such as AWS_ACCESS_KEY_ID."
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".")
+
+
+def _has_fields(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) or any(_has_fields(kind.field(at).type) for at in range(kind.num_fields))
