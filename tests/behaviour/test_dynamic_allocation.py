@@ -202,11 +202,11 @@ hosts = "import os\\nrank, context.allGather(str(rank)), 'SHUT_OFF' in os.enviro
 
 @attempt
 def a_ring():
-    return ring(hosts, 5, "barrier")
+    return ring(hosts, 3, "barrier")
 
 @attempt
 def a_second_ring():
-    return ring(hosts, 3, "barrier")
+    return ring(hosts, 2, "barrier")
 
 @attempt
 def items():
@@ -234,14 +234,14 @@ def test_executors_that_cannot_all_connect(driver, workers_of_its_own, bare_pyth
         "spark.driver.bindAddress": "0.0.0.0",
         "spark.executor.memory": "600m",
         "spark.executor.cores": "2",
-        "spark.cores.max": "6",
+        "spark.cores.max": "4",
     }
     if dynamic:
         settings |= {
             "spark.dynamicAllocation.enabled": "true",
             "spark.dynamicAllocation.shuffleTracking.enabled": "true",
         }
-    with workers_of_its_own(count=2) as cluster:
+    with workers_of_its_own(count=1) as cluster:
         cluster.add(SHUT_OFF)
         script = driver(
             HELPERS
@@ -255,13 +255,13 @@ def test_executors_that_cannot_all_connect(driver, workers_of_its_own, bare_pyth
     found = answers(text)
     assert text.count("messages go through Spark jobs") == 1, text
     values = found["a_ring"]
-    assert [value[:2] for value in values] == [[rank, list("01234")] for rank in range(5)]
+    assert [value[:2] for value in values] == [[rank, list("012")] for rank in range(3)]
     assert {value[2] for value in values} == {False, True}
-    assert [value[:2] for value in found["a_second_ring"]] == [[rank, list("012")] for rank in range(3)]
+    assert [value[:2] for value in found["a_second_ring"]] == [[rank, list("01")] for rank in range(2)]
     assert found["items"] == [item * 2 for item in range(8)]
 
 
 WAIT = """
-while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 4:
+while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 3:
     time.sleep(0.05)
 """

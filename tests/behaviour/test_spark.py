@@ -64,7 +64,22 @@ from pyspark.sql import SparkSession
 
 attempt("no session", 2)
 attempt("the session that was made", 2)
+found["own jobs"] = SparkSession.getActiveSession().range(10).count()
 SparkSession.getActiveSession().stop()
+
+from sparkring.engine.run import warm_gang
+from sparkring.engine.run.options import GangOptions
+session = spark("local[2]")
+said = []
+gang = warm_gang.start(GangOptions(2, "plain", 3600.0, ()), said.append, said.append)
+session.stop()
+while not gang.ended:
+    time.sleep(0.05)
+try:
+    warm_gang.find(2, said.append)
+except SparkringError as error:
+    found["the gang's session was stopped"] = [type(error).__name__, str(error), said]
+warm_gang.stop()
 
 session = spark("local[2]")
 session.sparkContext.addPyFile(SHIPPED)
@@ -444,6 +459,15 @@ def test_without_a_session_one_is_made(attempts):
     assert (kind, text, values) == ("", "", [0, 1])
     assert "no SparkSession yet" in notices[0]
     assert attempts["the session that was made"][2:] == [[0, 1], []]
+    assert attempts["own jobs"] == 10
+
+
+def test_a_gang_ends_with_its_session(attempts):
+    """A message says so at once. A later cell's error gives the reason."""
+    kind, text, said = attempts["the gang's session was stopped"]
+    assert kind == "LaunchError"
+    assert text.startswith("the SparkSession has been stopped")
+    assert [line.partition(" on ")[0] for line in said if "has ended" in line] == ["the warm gang of 2 ranks"]
 
 
 def test_a_stopped_session_is_told(attempts):
