@@ -292,16 +292,18 @@ def test_too_few_slots(tasks):
 
 
 @pytest.mark.standalone("the cluster replaces its executors")
-def test_an_executor_that_was_just_lost_is_waited_for(tasks, spark, capsys):
-    for options in ({}, {"max_restarts": 1}):
-        (executor,) = tasks.run(
-            "import psutil\n[one.pid for one in psutil.Process().parents() if 'java' in one.name()][0]", n=1
-        ).values
-        psutil.Process(executor).kill()
-        until(lambda: slots(cluster_of(spark)).total == 2, "Spark knows that it has lost an executor")
-        assert tasks.run("rank", n=4, **options).values == [0, 1, 2, 3]
-        said = capsys.readouterr().err if options else tasks.view.record.notices[0].text
-        assert "s for executors: Spark lost one " in said
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"max_restarts": 1}, marks=pytest.mark.extended("repetition", "without restarts"))]
+)
+def test_an_executor_that_was_just_lost_is_waited_for(tasks, spark, capsys, options):
+    (executor,) = tasks.run(
+        "import psutil\n[one.pid for one in psutil.Process().parents() if 'java' in one.name()][0]", n=1
+    ).values
+    psutil.Process(executor).kill()
+    until(lambda: slots(cluster_of(spark)).total == 2, "Spark knows that it has lost an executor")
+    assert tasks.run("rank", n=4, **options).values == [0, 1, 2, 3]
+    said = capsys.readouterr().err if options else tasks.view.record.notices[0].text
+    assert "s for executors: Spark lost one " in said
 
 
 @pytest.fixture
