@@ -258,7 +258,7 @@ def test_all_groups_are_aborted_together(monkeypatch):
 METER = """
 import json, os, sys
 from sparkring.worker.member import gpus
-meter = gpus.Meter(["1", "2"])
+meter = gpus.GpuMeter(["1", "2"])
 def told():
     return [trouble[:1] + trouble[2:] for trouble in meter.troubles()]
 def becomes(text):

@@ -1351,21 +1351,21 @@ def test_a_rank_killed_between_cells_is_told(gang: Kernel, wait_until: Callable[
     assert gang.run("%%ranks all\nrank").done().result == "rank 0: 0\nrank 1: 1"
 
 
-@pytest.mark.parametrize("how", ["%reset -f", "%unload_ext sparkring", "restart"])
-def test_what_ends_a_gang(kernels: Callable[..., Kernel], wait_until: Callable[..., Any], how: str) -> None:
+def test_what_ends_a_gang(kernels: Callable[..., Kernel], wait_until: Callable[..., Any]) -> None:
     kernel = kernels()
-    kernel.run("%gang start -n -2").done()
-    ranks = [int(line.split()[0]) for line in kernel.ranks()]
-    assert ranks
-    if how == "restart":
-        kernel.manager.restart_kernel()
-        kernel.client.wait_for_ready(DEADLINE_S)
-        kernel.process = psutil.Process(kernel.manager.provisioner.pid)
-    else:
-        kernel.run(how).done()
-    wait_until(lambda: not any(map(psutil.pid_exists, ranks)), "the ranks have ended")
-    kernel.run("%load_ext sparkring").done()
-    assert "no gang is up" in kernel.run("%gang").done().printed + kernel.run("%gang").displayed
+    for how in ("%reset -f", "%unload_ext sparkring", "restart"):
+        kernel.run("%gang start -n -2").done()
+        ranks = [int(line.split()[0]) for line in kernel.ranks()]
+        assert ranks, how
+        if how == "restart":
+            kernel.manager.restart_kernel()
+            kernel.client.wait_for_ready(DEADLINE_S)
+            kernel.process = psutil.Process(kernel.manager.provisioner.pid)
+        else:
+            kernel.run(how).done()
+        wait_until(lambda ranks=ranks: not any(map(psutil.pid_exists, ranks)), f"the ranks have ended: {how}")
+        kernel.run("%load_ext sparkring").done()
+        assert "no gang is up" in kernel.run("%gang").done().printed + kernel.run("%gang").displayed, how
 
 
 @pytest.mark.slow
@@ -1530,20 +1530,19 @@ def test_a_run_in_the_background_leaves_the_warm_gang_alone(gang: Kernel) -> Non
     assert "starts its own ranks" in gang.run("%%ranks 0 --background\n1").error.evalue
 
 
-@pytest.mark.parametrize("how", ["unload", "shutdown"])
-def test_what_ends_a_run_in_the_background(
-    kernels: Callable[..., Kernel], wait_until: Callable[..., Any], how: str
-) -> None:
+def test_what_ends_a_run_in_the_background(kernels: Callable[..., Kernel], wait_until: Callable[..., Any]) -> None:
     kernel = kernels()
-    kernel.run("%%horovod -n -2 --background\nimport time\ntime.sleep(1000)").done()
+    run = "%%horovod -n -2 --background\nimport time\ntime.sleep(1000)"
+    kernel.run(run).done()
     wait_until(kernel.ranks, "ranks are there")
+    kernel.run("%unload_ext sparkring").done()
+    assert not kernel.ranks()
+    kernel.run("%load_ext sparkring").done()
+    kernel.run(run).done()
+    wait_until(kernel.ranks, "ranks are there again")
     pids = [int(line.split()[0]) for line in kernel.ranks()]
-    if how == "unload":
-        kernel.run("%unload_ext sparkring").done()
-        assert not kernel.ranks()
-    else:
-        kernel.close()
-        wait_until(lambda: not any(map(psutil.pid_exists, pids)), "they end with the kernel")
+    kernel.close()
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "they end with the kernel")
 
 
 # ── Other kernels ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -84,7 +84,7 @@ def test_every_notebook_is_run_here_or_in_the_quickstarts_tests() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_the_cells_of_a_tutorial_run_as_written(path: Path, execute: Callable[..., None], tmp_path: Path) -> None:
     """Every block of Python is a cell. Blocks that are not for notebooks have no language, or the language `py`."""
@@ -93,7 +93,7 @@ def test_the_cells_of_a_tutorial_run_as_written(path: Path, execute: Callable[..
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_a_hundred_trees_vote(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """Each partition has trained a tree, and their vote, a column, beats the average tree."""
     found = outputs("ensemble")
@@ -108,6 +108,7 @@ def test_a_hundred_trees_vote(outputs: Callable[[str], dict[str, list[Any]]]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_a_conversation(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """Variables stay on the ranks from cell to cell, and survive a mistake."""
     found = outputs("conversation")
@@ -123,7 +124,7 @@ def test_a_conversation(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """All three readers work. On uneven row groups, Petastorm's shards hang, which is reported, and shards() works.
 
@@ -163,7 +164,7 @@ def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """Each picture gets its own window of readings; otherwise, both inputs would be no better than one."""
     found = outputs("mixed_inputs")
@@ -179,7 +180,7 @@ def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, li
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_images_from_a_table_to_mistakes(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """The pipeline and predict() give the same predictions. A wrong shape is found before Petastorm's ranks start."""
     found = outputs("images")
@@ -198,7 +199,7 @@ def test_images_from_a_table_to_mistakes(outputs: Callable[[str], dict[str, list
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """A killed rank or executor makes no difference to the weights. A changed cell needs --resume."""
     found = outputs("survive")
@@ -227,7 +228,7 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_training_on_a_stream(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """The live model stays accurate while the frozen one does not. Each micro-batch counts once, despite the kill."""
     found = outputs("online")
@@ -243,7 +244,7 @@ def test_training_on_a_stream(outputs: Callable[[str], dict[str, list[Any]]]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_hundreds_of_models(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """After the kill, exactly the missing items run. Bad trials of the search are pruned."""
     found = outputs("hundreds")
@@ -273,7 +274,7 @@ def test_a_horovodrunner_notebook_needs_the_extension_and_one_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """Both runs and the cell train. Two ranks on Spark have the same model, and a failing rank is named."""
     found = outputs("coming_from_databricks")
@@ -306,7 +307,7 @@ def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, li
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_two_frameworks_come_to_the_same_net(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """With the same rows and initial weights, the nets differ only by the order of additions."""
     found = outputs("strategies")
@@ -326,7 +327,7 @@ def test_two_frameworks_come_to_the_same_net(outputs: Callable[[str], dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.extended("notebook", "the quickstart and conversation run in make test")
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_how_training_scales(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """The table has a row for each number of ranks, and the findings quote it."""
     found = outputs("scaling")

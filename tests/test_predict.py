@@ -45,7 +45,7 @@ from sparkring.executor.orders import ModelOrder
 from sparkring.worker.model import predictors, server
 from sparkring.worker.model.files import FileRows, Files
 from sparkring.worker.model.inputs import Described
-from sparkring.worker.model.outputs import Output, columns_of, types_of
+from sparkring.worker.model.outputs import PredictedColumn, columns_of, types_of
 from sparkring.worker.model.reporter import Reporter
 from sparkring.worker.model.scorer import RowsError, Scorer
 from sparkring.worker.model.task import Scoring, _forget_zip_files, _requests, score
@@ -83,7 +83,7 @@ class Unpickled:
 def scorer(model, *, on_error="raise", batch_size=4, fill=None):
     kind = pa.float64()
     layout = BatchLayout("the DataFrame", {"x": "x"}, Making(fill or {}, {}), None, None)
-    outputs = [Output("prediction", kind, str(kind))]
+    outputs = [PredictedColumn("prediction", kind, str(kind))]
     inputs = Described(layout)
     return Scorer(Live(model), inputs, outputs, by_name=False, batch_size=batch_size, on_error=on_error)
 
@@ -101,7 +101,7 @@ def scorer(model, *, on_error="raise", batch_size=4, fill=None):
     ],
 )
 def test_results_become_columns(result, kind, expected):
-    (column,) = columns_of(result, [Output("p", kind, str(kind))], 2)
+    (column,) = columns_of(result, [PredictedColumn("p", kind, str(kind))], 2)
     assert column.type == kind
     assert column.to_pylist() == expected
 
@@ -119,10 +119,10 @@ def test_results_become_columns_without_pandas():
         sys.meta_path.insert(0, Hidden())
         import numpy as np
         import pyarrow as pa
-        from sparkring.worker.model.outputs import Output, columns_of
+        from sparkring.worker.model.outputs import PredictedColumn, columns_of
         for kind in (pa.float16(), pa.float32(), pa.float64(), pa.list_(pa.float32()), pa.int64()):
             array = np.ones((2, 3) if pa.types.is_list(kind) else 2, "int64")
-            (column,) = columns_of(array, [Output("p", kind, str(kind))], 2)
+            (column,) = columns_of(array, [PredictedColumn("p", kind, str(kind))], 2)
             assert column.type == kind
             assert len(column) == 2
     """
@@ -141,7 +141,7 @@ def test_results_become_columns_without_pandas():
 )
 def test_results_that_do_not_fit(result, kind, message):
     with pytest.raises(DataError, match=message):
-        columns_of(result, [Output("p", kind, str(kind))], 2)
+        columns_of(result, [PredictedColumn("p", kind, str(kind))], 2)
 
 
 def test_rows_that_cannot_be_scored():
@@ -293,7 +293,7 @@ class Broadcast:
 def task(key, model, batches, *, idle_s=0.1, spread_over=(), modules=None):
     """Score pandas batches of one column of numbers, as a Spark task does."""
     inputs = Described(BatchLayout("the DataFrame", {"x": "x"}, Making({}, {}), None, None))
-    outputs = [Output("prediction", pa.float64(), "double")]
+    outputs = [PredictedColumn("prediction", pa.float64(), "double")]
     settings = {"model": Live(model), "inputs": inputs, "outputs": outputs}
     packed = pack_call(Scorer, {**settings, "by_name": False, "batch_size": 100, "on_error": "raise"}, None)
     process = ModelOrder(key, b"token".hex(), [], {}, idle_s)
@@ -618,19 +618,21 @@ def test_results_of_any_form():
 
     for results, kind, expected in ROWS_OF_RESULTS:
         assert types_of(results, (), 3) == {"prediction": kind}
-        (column,) = columns_of(results, [Output("prediction", kind, str(kind))], 3)
+        (column,) = columns_of(results, [PredictedColumn("prediction", kind, str(kind))], 3)
         assert column.to_pylist() == expected
     scores = pd.DataFrame({"score": [0.5, 1.0], "label": ["a", "b"]})
     kinds = types_of(scores, (), 2)
-    found = columns_of(scores, [Output(name, kind, str(kind)) for name, kind in kinds.items()], 2)
+    found = columns_of(scores, [PredictedColumn(name, kind, str(kind)) for name, kind in kinds.items()], 2)
     assert [column.to_pylist() for column in found] == [[0.5, 1], ["a", "b"]]
-    outputs = [Output("score", pa.float32(), "float"), Output("label", pa.string(), "string")]
+    outputs = [PredictedColumn("score", pa.float32(), "float"), PredictedColumn("label", pa.string(), "string")]
     found = columns_of([(0.5, "a"), (None, "b"), (1, None)], outputs, 3)
     assert [column.to_pylist() for column in found] == [[0.5, None, 1], ["a", "b", None]]
     square = [np.arange(3.0)] * 3
-    (column,) = columns_of(square, [Output("prediction", pa.list_(pa.float32()), "array<float>")], 3)
+    (column,) = columns_of(square, [PredictedColumn("prediction", pa.list_(pa.float32()), "array<float>")], 3)
     assert column.to_pylist() == [[0, 1, 2]] * 3
-    (column,) = columns_of([np.ones((1, 3))], [Output("prediction", pa.list_(pa.float32()), "array<float>")], 1)
+    (column,) = columns_of(
+        [np.ones((1, 3))], [PredictedColumn("prediction", pa.list_(pa.float32()), "array<float>")], 1
+    )
     assert column.to_pylist() == [[1, 1, 1]]
     for message, results in {
         "3 arrays without names.*return np.stack": square,
@@ -833,7 +835,7 @@ def test_autocast(autocast):
     assert not torch.is_autocast_enabled()
     (kind,) = types_of(found, (), len(rows)).values()
     assert kind == pa.list_(pa.float32())
-    (column,) = columns_of(found, [Output("prediction", kind, str(kind))], len(rows))
+    (column,) = columns_of(found, [PredictedColumn("prediction", kind, str(kind))], len(rows))
     assert column.to_pylist() == expected.tolist()
 
 

@@ -13,6 +13,9 @@ import pytest
 import sparkring
 
 FOLDER = Path(__file__).parent / "scenarios"
+LIBRARIES = {
+    "keras": pytest.mark.extended("library", "torch, and test_keras_models_and_what_tensorflow_has_traced"),
+}
 START = "import sys; files = sys.argv[1:]; del sys; import scenarios; scenarios.main(files)"
 
 
@@ -36,7 +39,10 @@ def outcomes(request, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("scenarios")
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=LIBRARIES.get(path.stem, ())) for path in sorted(FOLDER.glob("*.txt"))],
+)
 def test_ranks_give_what_the_notebook_gives(path, outcomes):
     """Each scenario of the file ends as the file says."""
     outcomes = outcomes[path]

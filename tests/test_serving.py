@@ -30,7 +30,7 @@ from sparkring.history import run_store
 from sparkring.wire.channel import dial
 from sparkring.wire.messages import CheckpointUsed, ModelUsed
 from sparkring.worker.model.inputs import Described
-from sparkring.worker.model.outputs import Output
+from sparkring.worker.model.outputs import PredictedColumn
 from sparkring.worker.model.saved import Followed, Saved
 from sparkring.worker.model.scorer import Scorer
 
@@ -240,7 +240,10 @@ def test_rows_of_one_request_have_one_version(tmp_path):
     """A model that is swapped while a table is being scored is used from the next table on."""
     store = checkpoints(tmp_path)
     save(store, 1, 2.0)
-    outputs = [Output("prediction", pa.float64(), "double", True), Output("version", pa.int64(), "bigint", True)]
+    outputs = [
+        PredictedColumn("prediction", pa.float64(), "double", True),
+        PredictedColumn("version", pa.int64(), "bigint", True),
+    ]
     swaps = iter([None, 10.0, None, None])
 
     def transform(batch):

@@ -144,7 +144,12 @@ def check(place: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("place", "session", "sign"),
     [
-        pytest.param("this machine (`-n -2`)", "spark('local[2]')", -1),
+        pytest.param(
+            "this machine (`-n -2`)",
+            "spark('local[2]')",
+            -1,
+            marks=pytest.mark.extended("launcher", "what the suite shows on this machine"),
+        ),
         pytest.param(
             "Spark, local mode",
             "spark('local[4]')",

@@ -162,7 +162,7 @@ def test_ranks_that_echo_a_killed_one_are_folded(ring, spares):
 def test_any_rank_killed_at_any_time(ring):
     """The error names the rank that was killed, whichever it is and whenever it is killed."""
     chance = random.Random(7)
-    for _ in range(10 if ring.where == "local" else 5):
+    for _ in range(6 if ring.where == "local" else 5):
         victim, delay_s = chance.randrange(3), chance.uniform(0, 0.3)
         at: list[float] = []
         killed: list[int] = []
@@ -266,9 +266,9 @@ def test_a_timeout_before_the_ranks_are_up(ring, monkeypatch):
 
 def test_a_timeout_at_any_time(local):
     """At a timeout, the driver asks ranks for their current line. This does no harm, however early the timeout is."""
-    for step in range(10):
+    for step in range(6):
         with pytest.raises(RunTimeout):
-            local.run("import time\ntime.sleep(60)", timeout_s=0.03 * (step + 1))
+            local.run("import time\ntime.sleep(60)", timeout_s=0.05 * (step + 1))
 
 
 @pytest.mark.standalone("executors and their workers are used again")

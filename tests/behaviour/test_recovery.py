@@ -373,7 +373,7 @@ ROWS, BATCH = 960, 8
 @pytest.mark.parametrize(
     ("framework", "cell", "kills", "imports"),
     [
-        pytest.param("plain", ALONE, 5, ("pandas", "pyarrow.dataset"), id="alone"),
+        pytest.param("plain", ALONE, 3, ("pandas", "pyarrow.dataset"), id="alone"),
         pytest.param(
             "torch",
             TOGETHER,

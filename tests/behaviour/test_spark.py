@@ -64,7 +64,22 @@ from pyspark.sql import SparkSession
 
 attempt("no session", 2)
 attempt("the session that was made", 2)
+found["own jobs"] = SparkSession.getActiveSession().range(10).count()
 SparkSession.getActiveSession().stop()
+
+from sparkring.engine.run import warm_gang
+from sparkring.engine.run.options import GangOptions
+session = spark("local[2]")
+said = []
+gang = warm_gang.start(GangOptions(2, "plain", 3600.0, ()), said.append, said.append)
+session.stop()
+while not gang.ended:
+    time.sleep(0.05)
+try:
+    warm_gang.find(2, said.append)
+except SparkringError as error:
+    found["the gang's session was stopped"] = [type(error).__name__, str(error), said]
+warm_gang.stop()
 
 session = spark("local[2]")
 session.sparkContext.addPyFile(SHIPPED)
@@ -277,16 +292,18 @@ def test_too_few_slots(tasks):
 
 
 @pytest.mark.standalone("the cluster replaces its executors")
-def test_an_executor_that_was_just_lost_is_waited_for(tasks, spark, capsys):
-    for options in ({}, {"max_restarts": 1}):
-        (executor,) = tasks.run(
-            "import psutil\n[one.pid for one in psutil.Process().parents() if 'java' in one.name()][0]", n=1
-        ).values
-        psutil.Process(executor).kill()
-        until(lambda: slots(cluster_of(spark)).total == 2, "Spark knows that it has lost an executor")
-        assert tasks.run("rank", n=4, **options).values == [0, 1, 2, 3]
-        said = capsys.readouterr().err if options else tasks.view.record.notices[0].text
-        assert "s for executors: Spark lost one " in said
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"max_restarts": 1}, marks=pytest.mark.extended("repetition", "without restarts"))]
+)
+def test_an_executor_that_was_just_lost_is_waited_for(tasks, spark, capsys, options):
+    (executor,) = tasks.run(
+        "import psutil\n[one.pid for one in psutil.Process().parents() if 'java' in one.name()][0]", n=1
+    ).values
+    psutil.Process(executor).kill()
+    until(lambda: slots(cluster_of(spark)).total == 2, "Spark knows that it has lost an executor")
+    assert tasks.run("rank", n=4, **options).values == [0, 1, 2, 3]
+    said = capsys.readouterr().err if options else tasks.view.record.notices[0].text
+    assert "s for executors: Spark lost one " in said
 
 
 @pytest.fixture
@@ -444,6 +461,15 @@ def test_without_a_session_one_is_made(attempts):
     assert (kind, text, values) == ("", "", [0, 1])
     assert "no SparkSession yet" in notices[0]
     assert attempts["the session that was made"][2:] == [[0, 1], []]
+    assert attempts["own jobs"] == 10
+
+
+def test_a_gang_ends_with_its_session(attempts):
+    """A message says so at once. A later cell's error gives the reason."""
+    kind, text, said = attempts["the gang's session was stopped"]
+    assert kind == "LaunchError"
+    assert text.startswith("the SparkSession has been stopped")
+    assert [line.partition(" on ")[0] for line in said if "has ended" in line] == ["the warm gang of 2 ranks"]
 
 
 def test_a_stopped_session_is_told(attempts):

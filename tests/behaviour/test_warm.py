@@ -973,6 +973,7 @@ def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark,
     assert len(starving()) == 1
 
 
+@pytest.mark.extended("repetition", "test_a_gang_ends_with_its_session, and runs that make a session")
 def test_a_session_of_our_own_and_one_that_ends(driver):
     """If sparkring made the session for a gang, the notebook's own jobs run in this session, too.
 

@@ -221,6 +221,7 @@ def test_jupyters_own_interrupt(notebook: Notebook) -> None:
 
 
 @pytest.mark.versions("of JupyterLab, whose connection to the kernel interrupts the cell")
+@pytest.mark.extended("repetition", "test_the_stop_button, and test_a_page_that_is_loaded_again")
 def test_stop_in_a_page_that_is_loaded_while_the_cell_runs(notebook: Notebook) -> None:
     panel = running(notebook)
     notebook.save()

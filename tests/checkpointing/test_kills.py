@@ -1,4 +1,4 @@
-"""A process that saves all the time is killed 200 times. No checkpoint that it reported as saved is lost."""
+"""A process that saves all the time is killed again and again. No checkpoint that it reported as saved is lost."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from waiting import PACE
 
 import sparkring
 
-KILLS = 100
+KILLS = settings().max_examples  # make test-all has more
 
 # A process that has imported all modules, and forks the processes to be killed.
 NURSERY = '''

@@ -157,6 +157,9 @@ def test_what_a_plan_does_not_tell(spark, files):
         cached.unpersist(blocking=True)
 
 
+@pytest.mark.extended(
+    "repetition", "test_stop_and_a_killed_kernel uses a copy of another kernel; test_rows_of_the_notebook"
+)
 def test_a_later_kernel(spark, driver, cache, tmp_path):
     """Another process with its own Spark session finds the first one's copies, by plan and by rows.
 
@@ -282,8 +285,8 @@ SLOW = """
 """
 
 
-def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
-    """Stop ends Spark's job and leaves nothing half-written.
+def test_stop_and_a_killed_kernel(spark, driver, files, cache, wait_until):
+    """Stop ends Spark's job and leaves nothing half-written. A copy that was written before is used by other kernels.
 
     The next write removes an incomplete copy if its kernel has been killed, but not while its kernel is running.
     """
@@ -310,6 +313,7 @@ def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
     told = []
     materialise(files(), cache=cache, say=told.append)
     assert not half.exists()
+    assert materialise(spark.range(0, 4, 1, 2), cache=cache).reused
     assert any(line.startswith("removed 1 old or unfinished copy") for line in told)
 
 

@@ -11,7 +11,7 @@ import pytest
 # CONTRIBUTING.md explains the rules.
 RULES = {
     "launcher": "the same on another launcher, on which it does not depend",
-    "notebook": "a whole notebook beyond the quickstart and one other",
+    "notebook": "a whole notebook beyond the quickstart",
     "repetition": "kills and long runs beyond one of each kind",
     "appearance": "a test in the browser that differs from another one only in the theme or the size",
     "library": "an estimator, a backend or a package beyond one of each kind",

@@ -26,7 +26,7 @@ from sparkring.history.events import (
 )
 from sparkring.views import checkpoint_line as timeline
 from sparkring.views import checkpoints as views
-from sparkring.views.checkpoint_line import Mark, Series
+from sparkring.views.checkpoint_line import CheckpointMark, Series
 from sparkring.views.checkpoints import CheckProgress
 from sparkring.views.html import PANEL_BYTES, bundle, panel
 from sparkring.views.terminal import TerminalView
@@ -238,7 +238,9 @@ def test_many_are_thinned_out(unfolded):
 
 def test_removed_ones_do_not_crowd_out_those_that_are_there():
     """If a thousand checkpoints were removed, the three remaining ones still have enough room."""
-    marks = [Mark(step, "removed") for step in range(1000)] + [Mark(1000 + step, "committed") for step in range(3)]
+    marks = [CheckpointMark(step, "removed") for step in range(1000)] + [
+        CheckpointMark(1000 + step, "committed") for step in range(3)
+    ]
     xs = timeline.positions(marks)
     assert xs[-1] <= timeline.WIDTH
     assert xs == sorted(xs)
@@ -251,7 +253,7 @@ def test_removed_ones_do_not_crowd_out_those_that_are_there():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.0, 1e300, -0.0])
 def test_odd_values_can_be_drawn(value):
     """NaN and infinity are drawn at the bottom, and equal values at the same height."""
-    marks = tuple(Mark(step, "committed", T, 5, {"x": value if step else 3.0}) for step in range(3))
+    marks = tuple(CheckpointMark(step, "committed", T, 5, {"x": value if step else 3.0}) for step in range(3))
     page = timeline.picture(Series("f", marks), T)
     assert not re.search(r"(nan|inf)[ ,)\"H]", re.sub("<title>.*?</title>|<figcaption>.*?</figcaption>", "", page))
     assert len(SHAPE.findall(page)) == 3

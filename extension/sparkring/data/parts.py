@@ -45,7 +45,7 @@ _GROUP_BYTES = 4_000_000
 _IN_PARTITION = (1 << 33) - 1  # the bits of monotonically_increasing_id() that count the rows of a partition
 
 
-class Piece(NamedTuple):
+class FileSlice(NamedTuple):
     """`rows` consecutive rows of a file. `first` is the number of the first row, counted from 0 in the file."""
 
     file: str
@@ -66,7 +66,7 @@ class Part:
     `content` identifies the rows: it is the same for identical rows in every kernel.
     """
 
-    def __init__(self, stored: Stored, pieces: Sequence[Piece], content: tuple[Any, ...]) -> None:
+    def __init__(self, stored: Stored, pieces: Sequence[FileSlice], content: tuple[Any, ...]) -> None:
         self.rows = sum(piece.rows for piece in pieces)
         self._stored = stored
         self._pieces = tuple(pieces)
@@ -114,11 +114,11 @@ def partitions(df: DataFrame, *, cache: str | os.PathLike[str] | None = None) ->
     schema = _schema(df)
     form = Form("partitions", lambda frame: version_of(frame, by_partition=True), numbered, _count, may_be_empty=True)
     copy = in_form(df, form, cache=cache, say=tell)
-    pieces: dict[int, list[Piece]] = {}
+    pieces: dict[int, list[FileSlice]] = {}
     for name, rows in copy.files:
         match = re.match(r"part-(\d+)", name)
         if match and rows:
-            pieces.setdefault(int(match[1]), []).append(Piece(name, 0, rows))
+            pieces.setdefault(int(match[1]), []).append(FileSlice(name, 0, rows))
     number = max([copy.facts["partitions"], *(partition + 1 for partition in pieces)])
     stored = Stored(copy.location, schema)
     return Partitions([
@@ -283,11 +283,11 @@ def _indexed(
     firsts, lasts, counts = (index.column(name).to_pylist() for name in (_FIRST, _LAST, _ROWS))
     for file, first in zip(where, firsts, strict=True):
         begins[file] = min(first, begins.get(file, first))
-    pieces: dict[tuple[Any, ...], list[Piece]] = {}
+    pieces: dict[tuple[Any, ...], list[FileSlice]] = {}
     for key, file, first, last, rows in zip(zip(*values, strict=True), where, firsts, lasts, counts, strict=True):
         if last - first + 1 != rows:
             raise DataError(f"Spark did not put the rows of the group {key} together: group by other columns.")
-        pieces.setdefault(key, []).append(Piece(file, first - begins[file], rows))
+        pieces.setdefault(key, []).append(FileSlice(file, first - begins[file], rows))
     return {key: Part(stored, key_pieces, (copy.version, "group", names, key)) for key, key_pieces in pieces.items()}
 
 
@@ -306,7 +306,7 @@ def _keys(column: pa.ChunkedArray, kind: DataType) -> list[Any]:
     return values if make is None else [None if value is None else make(value) for value in values]
 
 
-def _read(stored: Stored, pieces: Sequence[Piece]) -> Any:
+def _read(stored: Stored, pieces: Sequence[FileSlice]) -> Any:
     """Return rows as a pandas.DataFrame. A Part is pickled as a call of this function."""
     described = pa.ipc.read_schema(pa.py_buffer(stored.schema))
     names = [f"c{number}" for number in range(len(described))]
@@ -326,7 +326,7 @@ def _has_intervals(kind: pa.DataType) -> bool:
     return bool(pa.types.is_duration(kind)) or any(_has_intervals(kind.field(at).type) for at in range(kind.num_fields))
 
 
-def _rows(file: Location, piece: Piece, names: Sequence[str]) -> pa.Table:
+def _rows(file: Location, piece: FileSlice, names: Sequence[str]) -> pa.Table:
     """Return the rows of a piece of a file. Only the row groups that contain these rows are read."""
     try:
         with file.fs.open(file.path, "rb") as opened:

@@ -154,18 +154,18 @@ class Gang:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Return what has happened. Wait up to `timeout_s` for the first event, then return all that are available."""
-        found, self._untold = self._untold, []
+        events, self._untold = self._untold, []
         if self._ahead and self._over:
             self.execution = self._ahead.popleft()
-            found += self._begun(self.execution)
+            events += self._begun(self.execution)
         if self.execution is not None and self.execution.decides_in_s is not None:
             timeout_s = min(timeout_s, self.execution.decides_in_s)
         if not self._arrived:
-            self._arrived.extend(self._inbox.take(0.0 if found else timeout_s))
+            self._arrived.extend(self._inbox.take(0.0 if events else timeout_s))
         # Stop between two executions: what follows belongs to the next, which begins with the next call.
         while self._arrived and not (self._ahead and self._over):
-            found += self._take(self._arrived.popleft())
-        return found + self._watch()
+            events += self._take(self._arrived.popleft())
+        return events + self._watch()
 
     def wake(self) -> None:
         """Wake a poll() that is waiting in another thread."""

@@ -65,12 +65,12 @@ class Inbox:
 
     def take(self, timeout_s: float) -> list[Arrival]:
         """Wait up to `timeout_s` for an arrival; return it, and up to QUEUE_MESSAGES more that are in the queue."""
-        found: list[Arrival] = []
+        arrivals: list[Arrival] = []
         with contextlib.suppress(queue.Empty):
-            found.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
+            arrivals.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
             for _ in range(QUEUE_MESSAGES):  # otherwise, ranks that never stop printing would keep this loop going
-                found.append(self._queue.get_nowait())
-        return [arrival for arrival in found if arrival is not _WAKE]
+                arrivals.append(self._queue.get_nowait())
+        return [arrival for arrival in arrivals if arrival is not _WAKE]
 
     def wake(self) -> None:
         """Wake a take() that is waiting in another thread."""

@@ -54,15 +54,15 @@ def with_gpu_explained(
         fault = GpuFault("lost" if last.lost else "xid", last.address, last.name)
     if fault is None:
         return failure
-    xids = [each.xid for each in troubles if each.xid is not None and fault.address in ("", each.address)]
-    holders = (owners.get(each.pid, each)._replace(used_bytes=each.used_bytes) for each in fault.holders)
+    xids = [one.xid for one in troubles if one.xid is not None and fault.address in ("", one.address)]
+    holders = (owners.get(one.pid, one)._replace(used_bytes=one.used_bytes) for one in fault.holders)
     fault = fault._replace(holders=tuple(holders), xid=xids[-1] if xids else None)
-    said = describe.gpu_fault(fault, rank)
+    cause = describe.gpu_fault(fault, rank)
     if failure.gpu is None:
         # The rank's own error does not mention the GPU, so it is kept.
         return failure._replace(
-            gpu=fault, advice=" ".join(filter(None, (f"{said}.", describe.gpu_advice(fault, rank))))
+            gpu=fault, advice=" ".join(filter(None, (f"{cause}.", describe.gpu_advice(fault, rank))))
         )
     kind = failure.error.rpartition(".")[2] or failure.summary
     advice = " ".join(filter(None, (fault.detail, describe.gpu_advice(fault, rank))))
-    return failure._replace(gpu=fault, summary=f"{kind}: {said}", advice=advice)
+    return failure._replace(gpu=fault, summary=f"{kind}: {cause}", advice=advice)

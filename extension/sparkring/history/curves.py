@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.history.events import Metrics
-from sparkring.history.metrics import Spread, Table, between, differ, mean, noun, shared, spread
+from sparkring.history.metrics import MetricsTable, Spread, between, differ, mean, noun, shared, spread
 from sparkring.history.record import RunRecord, Sample
 
 CURVE_POINTS = 400  # a chart in the page is about 600 pixels wide
@@ -84,7 +84,7 @@ class _Measured(NamedTuple):
     time: float
 
 
-def curves_of(record: RunRecord, table: Table, most: int = CURVE_POINTS) -> list[list[Curve]]:
+def curves_of(record: RunRecord, table: MetricsTable, most: int = CURVE_POINTS) -> list[list[Curve]]:
     """Return the curves of each chart, with at most `most` points in each of the lines that make up a curve.
 
     A training metric and its validation metric (`loss`, `val_loss`) share a chart.
@@ -164,7 +164,7 @@ def _best(measured: list[_Measured], mode: _Mode, going: Container[int]) -> tupl
 _ByName = dict[str, list[_Measured]]
 
 
-def _measured(record: RunRecord, table: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
+def _measured(record: RunRecord, table: MetricsTable) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
     """Return three kinds of measurements, each by metric: those that cover all ranks, later ones that only the faster
     ranks have reported so far, and, for each attempt, those that a restart has undone."""
     measured: _ByName = {}
@@ -185,17 +185,17 @@ def _measured(record: RunRecord, table: Table) -> tuple[_ByName, _ByName, dict[i
     return measured, ahead, undone
 
 
-def _by_steps(table: Table) -> bool:
+def _by_steps(table: MetricsTable) -> bool:
     """Return whether to draw the curves by step, because restarts have left too few rows for curves."""
     return sum(_kept(table)) <= 2
 
 
-def _xs(table: Table) -> list[int]:
+def _xs(table: MetricsTable) -> list[int]:
     """Return the position of each row: its epoch or step, or the row's own number if counting started over."""
     return [*range(1, len(table.rows) + 1)] if table.laps else [row.at for row in table.rows]
 
 
-def _kept(table: Table) -> list[bool]:
+def _kept(table: MetricsTable) -> list[bool]:
     """Return whether each row is kept. A row is undone if a later attempt began at or before its epoch or step."""
     if table.laps or not table.rows or not table.rows[-1].attempt:
         return [True] * len(table.rows)
@@ -210,7 +210,7 @@ def _kept(table: Table) -> list[bool]:
 _Places = dict[str, dict[float, _Measured]]
 
 
-def _within_epochs(record: RunRecord, table: Table) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
+def _within_epochs(record: RunRecord, table: MetricsTable) -> tuple[_ByName, _ByName, dict[int, _ByName]]:
     """Return the same as _measured(), but for the values that were reported for steps."""
     steps = list(_steps(record, table))
     begins: dict[int, float] = {}
@@ -233,7 +233,7 @@ def _in_order(part: _Places) -> _ByName:
     return {name: [places[x] for x in sorted(places)] for name, places in part.items()}
 
 
-def _steps(record: RunRecord, table: Table) -> Iterator[tuple[int, float, Metrics, dict[str, float]]]:
+def _steps(record: RunRecord, table: MetricsTable) -> Iterator[tuple[int, float, Metrics, dict[str, float]]]:
     """Yield for each report with a step: the attempt, the step, the report, and the values that the table shows.
 
     Step numbers continue from one epoch to the next. If it is not known how many steps an epoch has, its last report
@@ -270,7 +270,7 @@ def _steps(record: RunRecord, table: Table) -> Iterator[tuple[int, float, Metric
         last, end = max(those), begin + max(those) + (min(those) == 0)
 
 
-def curve_axis(record: RunRecord, table: Table) -> str:
+def curve_axis(record: RunRecord, table: MetricsTable) -> str:
     """Return what the curves' horizontal axis counts."""
     if _by_steps(table):
         return "step"
@@ -278,7 +278,7 @@ def curve_axis(record: RunRecord, table: Table) -> str:
     return f"{counted}{'es' if counted == 'batch' else 's'} in total" if table.laps else counted
 
 
-def other_axes(record: RunRecord, table: Table) -> dict[str, tuple[float, float]]:
+def other_axes(record: RunRecord, table: MetricsTable) -> dict[str, tuple[float, float]]:
     """Return what else the horizontal axis can count: epochs instead of steps, or steps instead of epochs.
 
     Each name has the numbers (offset, factor) that turn a position on curve_axis() into one on this axis. An epoch must
@@ -349,7 +349,7 @@ def _thinned(measured: list[_Measured], stride: int, going: Container[int] = ())
     return tuple(points), by_rank
 
 
-def used_curves(record: RunRecord, table: Table) -> list[list[Curve]]:
+def used_curves(record: RunRecord, table: MetricsTable) -> list[list[Curve]]:
     """Return curves of what ranks use of their machines, each in a chart of its own, on the axis of the other curves.
 
     They cover the time from the first to the last report of a metric.
@@ -377,7 +377,7 @@ def used_curves(record: RunRecord, table: Table) -> list[list[Curve]]:
     return charts
 
 
-def marks_of(record: RunRecord, table: Table) -> list[Mark]:
+def marks_of(record: RunRecord, table: MetricsTable) -> list[Mark]:
     """Return marks where checkpoints were saved, and where attempts began after a restart."""
     by_time = _by_time(record, table)
     if not by_time:
@@ -397,7 +397,7 @@ def marks_of(record: RunRecord, table: Table) -> list[Mark]:
     return sorted(apart.values())
 
 
-def _by_time(record: RunRecord, table: Table) -> list[tuple[float, float]]:
+def _by_time(record: RunRecord, table: MetricsTable) -> list[tuple[float, float]]:
     """Return the time of each report, with the position on the horizontal axis that the run had reached by then."""
     if not _by_steps(table):
         return sorted((row.time, float(x)) for row, x in zip(table.rows, _xs(table), strict=True))

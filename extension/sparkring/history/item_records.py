@@ -48,7 +48,7 @@ class ItemRecord(NamedTuple):
         return max(0.0, (self.ended or now) - self.started)
 
 
-class Search(NamedTuple):
+class SearchRecord(NamedTuple):
     """What the items search for; see SearchBegan and SearchEnded. `best` is the number and value of the best item.
 
     `importance` was estimated from `trials` finished trials.
@@ -90,7 +90,7 @@ class ItemsRecord(NamedTuple):
     pruned: int = 0
     again: int = 0
     up: int | None = None
-    search: Search | None = None
+    search: SearchRecord | None = None
     noun: str = "item"
     waits_for: str = ""
 
@@ -153,7 +153,7 @@ def started(items: ItemsRecord, event: events.ItemStarted, host: str) -> ItemsRe
 def searching(items: ItemsRecord, event: events.SearchBegan | events.SearchEnded) -> ItemsRecord:
     """Return the items after a search has begun or ended."""
     if isinstance(event, events.SearchBegan):
-        return items._replace(search=Search(event.metric, event.mode, event.parameters), noun="trial")
+        return items._replace(search=SearchRecord(event.metric, event.mode, event.parameters), noun="trial")
     return items._replace(
         search=items.search and items.search._replace(importance=event.importance, trials=event.trials)
     )
@@ -195,7 +195,7 @@ def measured(items: ItemsRecord, event: events.Metrics) -> ItemsRecord:
     return items._replace(running=tuple(with_metrics(item) if item.slot == slot else item for item in items.running))
 
 
-def _longer(item: ItemRecord, search: Search | None, report: events.Metrics) -> ItemRecord:
+def _longer(item: ItemRecord, search: SearchRecord | None, report: events.Metrics) -> ItemRecord:
     """Return the item with the values of the report added to its curves. Values that are not finite are left out.
 
     The metric of a search always has a curve.

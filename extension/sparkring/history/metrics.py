@@ -46,7 +46,7 @@ class Row(NamedTuple):
     first: float = 0.0
 
 
-class Table(NamedTuple):
+class MetricsTable(NamedTuple):
     """The last value of each metric in each epoch, or in each step if no epochs were reported.
 
     The values of a metric end at the epoch or step that the slowest rank reporting the metric has reached. So a mean
@@ -159,7 +159,7 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
 
 
 @remembered("metrics", "attempts", "finished_ranks")
-def table(record: RunRecord) -> Table:
+def table(record: RunRecord) -> MetricsTable:
     """Return all metrics by epoch, or by step if no epochs were reported.
 
     In a table by step, a report without a step belongs to the step that its rank has reached. If a rank reports no
@@ -190,7 +190,7 @@ def table(record: RunRecord) -> Table:
         turn = so_far[at] if made[at] > 1 else 0
         rows.append(Row(attempt, lap, at, cells[key], turn, max(times[key].values()), min(times[key].values())))
     ahead = (Row(*key, beyond[key], first=min(times[key].values())) for key in sorted(beyond))
-    return Table(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows), reached, tuple(ahead))
+    return MetricsTable(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows), reached, tuple(ahead))
 
 
 def shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
@@ -317,7 +317,7 @@ def mean(values: Sequence[float]) -> float:
         return math.fsum(value / len(values) for value in values)
 
 
-def noun(record: RunRecord, metrics_table: Table) -> str:
+def noun(record: RunRecord, metrics_table: MetricsTable) -> str:
     """Return what the table counts: epochs, steps or, if the run trains on a stream, batches.
 
     On a stream, a report without a step has the number of its batch as the step.

@@ -125,9 +125,9 @@ class LocalLauncher(Launcher):
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
         self._start_members()
         deadline = time.monotonic() + wait_s
-        while (found := self._lost()) is None and time.monotonic() < deadline:
+        while (problem := self._lost()) is None and time.monotonic() < deadline:
             time.sleep(0.002)  # a member's connection ends a moment before its exit code is known
-        return found
+        return problem
 
     def waits_for(self) -> str:
         if not self._waiting or self._spare is None:
@@ -217,23 +217,23 @@ def _room_on_gpus(installed: Sequence[Gpu], size: int, gpus_each: float) -> int:
     return sum(gpus_each == 1 or not gpu.is_mig for gpu in installed) // (size * int(gpus_each))
 
 
-def pool_shares(slots: int, size: int, each: float, visible: str | None) -> list[str]:
+def pool_shares(slots: int, size: int, gpus_each: float, visible: str | None) -> list[str]:
     """Return the value of CUDA_VISIBLE_DEVICES for each slot of a pool. Raise LaunchError if there are too few GPUs.
 
-    Each of the `size` ranks of a slot gets `each` GPUs. If `each` is a fraction, such as 0.5, `size` is 1, and as many
-    slots share a GPU as fit on it. The slots are then spread over all GPUs.
+    Each of the `size` ranks of a slot gets `gpus_each` GPUs. If this is a fraction, such as 0.5, `size` is 1, and as
+    many slots share a GPU as fit on it. The slots are then spread over all GPUs.
     """
-    asked = f"{counted(slots, 'item')} × {f'{size} ranks × ' if size > 1 else ''}{each:g}"
-    if 0 < each < 1:
-        found = _found(math.ceil(slots / sharers(each)), asked, "items at once", visible, whole=False)[:slots]
-        return [found[slot % len(found)].address for slot in range(slots)]
-    found = _found(slots * size * int(each), asked, "items at once", visible, whole=each > 1)
-    return [",".join(gpu.address for gpu in share) for share in share_gpus(found, slots, size * int(each))]
+    asked = f"{counted(slots, 'item')} × {f'{size} ranks × ' if size > 1 else ''}{gpus_each:g}"
+    if 0 < gpus_each < 1:
+        gpus = _enough_gpus(math.ceil(slots / sharers(gpus_each)), asked, "items at once", visible, whole=False)[:slots]
+        return [gpus[slot % len(gpus)].address for slot in range(slots)]
+    gpus = _enough_gpus(slots * size * int(gpus_each), asked, "items at once", visible, whole=gpus_each > 1)
+    return [",".join(gpu.address for gpu in share) for share in share_gpus(gpus, slots, size * int(gpus_each))]
 
 
-def sharers(each: float) -> int:
-    """Return how many items share a GPU if each item gets the fraction `each` of the GPU."""
-    return int(1 / each + 1e-6)
+def sharers(gpus_each: float) -> int:
+    """Return how many items share a GPU if each item gets the fraction `gpus_each` of the GPU."""
+    return int(1 / gpus_each + 1e-6)
 
 
 class _Shares(NamedTuple):
@@ -247,44 +247,45 @@ class _Shares(NamedTuple):
     environment: Mapping[str, str] = {}
 
 
-def _shares(size: int, each: int | None, visible: str | None) -> _Shares:
+def _shares(size: int, gpus_each: int | None, visible: str | None) -> _Shares:
     """Divide the GPUs among `size` ranks. Raise LaunchError if there are too few GPUs.
 
-    `each` is the number of GPUs for each rank; None means 1 if there are enough GPUs for all ranks, otherwise 0. If it
-    is None, ranks see all GPUs, as far as CUDA can show them.
+    `gpus_each` is the number of GPUs for each rank; None means 1 if there are enough GPUs for all ranks, otherwise 0.
+    If it is None, ranks see all GPUs, as far as CUDA can show them.
     """
-    if each is not None:
-        found = _found(size * each, f"{counted(size, 'rank')} × {each}", "ranks", visible, whole=each > 1)
-        return _Shares(share_gpus(found, size, each), pinned=True)
-    found = nvml.find(visible)
-    ordered = gpus_in_use.least_used_first(found)
-    own = share_gpus(ordered, size, 1 if len(found) >= size else 0)
+    if gpus_each is not None:
+        asked = f"{counted(size, 'rank')} × {gpus_each}"
+        devices = _enough_gpus(size * gpus_each, asked, "ranks", visible, whole=gpus_each > 1)
+        return _Shares(share_gpus(devices, size, gpus_each), pinned=True)
+    devices = nvml.find(visible)
+    ordered = gpus_in_use.least_used_first(devices)
+    own = share_gpus(ordered, size, 1 if len(devices) >= size else 0)
     if any(gpu.is_mig for gpus in own for gpu in gpus):
         return _Shares(own, pinned=True)
     whole = [gpu for gpu in ordered if not gpu.is_mig]
-    if not any(own) or whole == found:
+    if not any(own) or whole == devices:
         return _Shares(own, pinned=False)
     return _Shares(own, pinned=False, environment=gpu_environment(gpu.address for gpu in whole))
 
 
-def _found(needed: int, asked: str, fewer: str, visible: str | None, *, whole: bool) -> list[Gpu]:
+def _enough_gpus(needed: int, asked: str, fewer: str, visible: str | None, *, whole: bool) -> list[Gpu]:
     """Return the GPUs, those first that the fewest other ranks of this notebook use. With `whole`, leave out instances.
 
     If there are fewer than `needed` for what was `asked`, raise LaunchError.
     """
-    found = nvml.find(visible) if needed else []
-    instances = [gpu for gpu in found if whole and gpu.is_mig]
-    found = [gpu for gpu in found if gpu not in instances]
-    if len(found) < needed:
-        limit = " (no NVIDIA driver is responding)" if not found and not instances else ""
+    gpus = nvml.find(visible) if needed else []
+    instances = [gpu for gpu in gpus if whole and gpu.is_mig]
+    gpus = [gpu for gpu in gpus if gpu not in instances]
+    if len(gpus) < needed:
+        limit = " (no NVIDIA driver is responding)" if not gpus and not instances else ""
         if visible is not None:
             limit = f" under CUDA_VISIBLE_DEVICES={visible!r}"
-        names = ": " + ", ".join(str(gpu.used) for gpu in found) if found else ""
+        names = ": " + ", ".join(str(gpu.used) for gpu in gpus) if gpus else ""
         if instances:
             counts = f"{counted(len(instances), 'MIG instance')} not counted, because a process can use only one"
-            names += f" ({counts})" if found else f": {counts}"
+            names += f" ({counts})" if gpus else f": {counts}"
         raise LaunchError(
-            f"needs {counted(needed, 'GPU')} ({asked}), but {len(found)} found on this machine{limit}{names}. "
+            f"needs {counted(needed, 'GPU')} ({asked}), but {len(gpus)} found on this machine{limit}{names}. "
             f"Use fewer {fewer}, fewer GPUs for each, or --gpus 0 for none."
         )
-    return gpus_in_use.least_used_first(found)
+    return gpus_in_use.least_used_first(gpus)

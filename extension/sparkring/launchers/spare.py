@@ -144,9 +144,9 @@ class SpareProcess:
         """Return whether the process has imported its modules and can fork members."""
         with self._lock:
             if not self._ready:
-                said = select.poll()
-                said.register(self._channel, select.POLLIN)
-                if said.poll(0):
+                poll = select.poll()
+                poll.register(self._channel, select.POLLIN)
+                if poll.poll(0):
                     with contextlib.suppress(OSError):
                         answer = self._channel.recv(1 << 16)
                         self._ready = answer.startswith(SPARE_READY)
@@ -269,21 +269,21 @@ class Spares:
     def leaving(self) -> bool:
         """Return whether there are spare processes that were told to exit, but have not exited yet."""
         with self._lock:
-            self._leaving = [each for each in self._leaving if not each.ended]
+            self._leaving = [source for source in self._leaving if not source.ended]
             return bool(self._leaving)
 
     def forget(self) -> None:
         """Release what belongs to the driver. Called in a process that the user has forked from the driver."""
-        for each in (self.spare, *self._leaving):
-            if each is not None:
-                each.forget()
+        for source in (self.spare, *self._leaving):
+            if source is not None:
+                source.forget()
         self.spare, self._leaving, self._timer = None, [], None
         self._launches = 0
         self._lock = threading.Lock()
 
     def _settle(self) -> None:
         """If no launch is under way, end a spare process that is not wanted, and have a wanted one started."""
-        self._leaving = [each for each in self._leaving if not each.ended]
+        self._leaving = [source for source in self._leaving if not source.ended]
         if self._launches:
             return
         if self._unfit:

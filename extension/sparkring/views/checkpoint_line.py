@@ -30,7 +30,7 @@ SAID: dict[State, str] = {
 }  # fmt: skip
 
 
-class Mark(NamedTuple):
+class CheckpointMark(NamedTuple):
     """One checkpoint as it is shown. `time` is in Unix seconds. Unknown values are 0 or None.
 
     `origin` says what saved the checkpoint, for example a run. It has one string for each of the `headers` of the
@@ -56,7 +56,7 @@ class Series(NamedTuple):
     """
 
     folder: str
-    marks: tuple[Mark, ...]
+    marks: tuple[CheckpointMark, ...]
     headers: tuple[str, ...] = ()
     noun: str = "step"
     kind: str = ""  # the tool that wrote the checkpoints; '' for sparkring
@@ -67,7 +67,7 @@ class Series(NamedTuple):
 # ── Words ─────────────────────────────────────────────────────────────────────
 
 
-def when(series: Series, mark: Mark, now: float) -> str:
+def when(series: Series, mark: CheckpointMark, now: float) -> str:
     """Say when the checkpoint was saved: `3 min ago`, or `after 40 s`, counted from the start of the run.
 
     Return '' if the time is not known.
@@ -77,7 +77,7 @@ def when(series: Series, mark: Mark, now: float) -> str:
     return f"after {duration(int(mark.time - series.began))}" if series.began else ago(now - mark.time)
 
 
-def state_words(mark: Mark) -> str:
+def state_words(mark: CheckpointMark) -> str:
     """Describe the state of a checkpoint: `committed, best; the resume point`, `damaged: rank-0.safetensors is cut`."""
     words = SAID[mark.state] + (", best" if mark.best and mark.state == "committed" else "")
     words += "; the resume point" if mark.resumes else ""
@@ -130,7 +130,7 @@ def picture(series: Series, now: float) -> str:
     return f'<figure class="sr-saved">{_caption(series, metric)}{drawn}{_legend(series, len(places))}</figure>'
 
 
-def chosen(marks: Sequence[Mark], most: int) -> list[int]:
+def chosen(marks: Sequence[CheckpointMark], most: int) -> list[int]:
     """Choose at most `most` marks: the best, the resume point, the first, the last, and some marks of each state.
 
     The chosen marks of a state are evenly spread.
@@ -150,7 +150,7 @@ def chosen(marks: Sequence[Mark], most: int) -> list[int]:
     return sorted(kept)
 
 
-def positions(marks: Sequence[Mark]) -> list[float]:
+def positions(marks: Sequence[CheckpointMark]) -> list[float]:
     """Return each mark's distance from the left edge, in pixels. Removed checkpoints are drawn closer together."""
     gone = sum(mark.state == "removed" for mark in marks)
     left = len(marks) - gone
@@ -241,7 +241,7 @@ _SHAPES: dict[str, str] = {
 }
 
 
-def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowded: bool) -> str:
+def _shape(series: Series, mark: CheckpointMark, x: float, y: float, now: float, *, crowded: bool) -> str:
     saved = f"saved {time}" if (time := when(series, mark, now)) else ""
     words = [f"{series.noun} {mark.step:,}", saved, state_words(mark), size(mark.size_bytes)]
     words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(mark.metrics.items())[:2]]

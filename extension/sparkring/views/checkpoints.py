@@ -14,7 +14,7 @@ from sparkring.views.checkpoint_line import (
     NAME_CHARACTERS,
     REASON_CHARACTERS,
     STATES,
-    Mark,
+    CheckpointMark,
     Series,
     State,
     metric_names,
@@ -49,7 +49,7 @@ def _recorded(folder: str, kind: str, checkpoints: Sequence[Checkpoint], record:
     good = (at for at, one in enumerate(checkpoints) if one.state == "committed" and not one.saved.not_finite)
     newest = max(good, default=-1)
 
-    def mark(at: int, checkpoint: Checkpoint) -> Mark:
+    def mark(at: int, checkpoint: Checkpoint) -> CheckpointMark:
         saved = checkpoint.saved
         state, reason = _marked(checkpoint.state, saved.not_finite, checkpoint.reason)
         attempt = f"attempt {checkpoint.attempt}" if len(record.attempts) > 1 and checkpoint.attempt else ""
@@ -57,7 +57,7 @@ def _recorded(folder: str, kind: str, checkpoints: Sequence[Checkpoint], record:
         time, is_newest = saved.time, at == newest and kind == "sparkring"
         if _earlier(checkpoint):  # the time is not known: `saved.time` is the time at which this run found the damage
             origin, time = "an earlier run", 0.0
-        return Mark(
+        return CheckpointMark(
             saved.step, state, time, saved.size_bytes or None, saved.metrics, (origin,), attempt, reason, saved.best,
             is_newest,
         )  # fmt: skip
@@ -85,13 +85,13 @@ def listed(inventory: Inventory) -> Series:
     return Series(inventory.directory, marks, ("run", "ranks"), metric=inventory.metric)
 
 
-def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
+def _listed(entry: Entry, *, best: bool, resumes: bool) -> CheckpointMark:
     state, reason = _marked("damaged" if entry.state == "corrupt" else entry.state, entry.not_finite, entry.reason)
     commit, stretch = entry.commit, str(entry.parsed.stamp)
     if commit is None:
-        return Mark(entry.step, state, origin=("", ""), stretch=stretch, reason=entry.reason)
+        return CheckpointMark(entry.step, state, origin=("", ""), stretch=stretch, reason=entry.reason)
     ranks = f"{commit.size:,}, sharded" if commit.sharded else f"{commit.size:,}"
-    return Mark(
+    return CheckpointMark(
         entry.step, state, commit.time, commit.size_bytes, commit.metrics, (commit.run_id, ranks), stretch,
         reason, best, resumes,
     )  # fmt: skip

@@ -68,7 +68,7 @@ Figures = tuple[tuple[str, "str | Moment"], ...]  # names and values
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPart:
     """A part of each bar, which a chart shows if `shown`.
 
     `all_s` is the sum over all bars that there have been, in seconds, and `share` is its share of the whole.
@@ -91,7 +91,7 @@ class Bars:
 
     title: str
     table: Table
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     slots: int
     marked: tuple[str, Cell]
     legend: str

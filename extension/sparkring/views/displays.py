@@ -25,7 +25,7 @@ _PLACE = {"text/html": '<div data-sparkring-displays=""></div>', "text/plain": "
 
 
 @dataclass
-class Shared:
+class SharedDisplay:
     """A display, and the ranks that showed it or an identical one."""
 
     display: Displayed
@@ -68,7 +68,7 @@ class DisplaysView:
         return before is None or before.displays is not record.displays or left_out(before) != left_out(record)
 
 
-def shown(record: RunRecord) -> list[Shared]:
+def shown(record: RunRecord) -> list[SharedDisplay]:
     """Return the first displays of shared(): as many as fit into OUTPUT_BYTES as HTML."""
     fitting, size = [], 0
     for entry in shared(record):
@@ -113,34 +113,34 @@ def bundle(record: RunRecord) -> Bundle | None:
     return {"text/html": html, "text/plain": "\n".join(texts + notes)}
 
 
-def shared(record: RunRecord) -> list[Shared]:
+def shared(record: RunRecord) -> list[SharedDisplay]:
     """Return the displays that `--logs` selects, in the order in which each rank showed them.
 
     Identical displays from several ranks are merged. For a run of items, return all displays in the order of the items.
     """
     if record.items is not None:
         in_order = sorted(record.displays, key=lambda display: display.item or 0)
-        return [Shared(display, [display.rank]) for display in in_order]
+        return [SharedDisplay(display, [display.rank]) for display in in_order]
     by_rank: dict[int, list[Displayed]] = {}
     for display in record.displays:
         if _asked_for(record, display.rank):
             by_rank.setdefault(display.rank, []).append(display)
-    entries: list[Shared] = []
+    entries: list[SharedDisplay] = []
     for rank in sorted(by_rank):
         before, own = [_seen(entry.display) for entry in entries], list(map(_seen, by_rank[rank]))
-        merged: list[Shared] = []
+        merged: list[SharedDisplay] = []
         for what, low, high, begin, end in SequenceMatcher(None, before, own, autojunk=False).get_opcodes():
             merged += entries[low:high]
             if what == "equal":
                 for entry in entries[low:high]:
                     entry.ranks.append(rank)
             else:
-                merged += [Shared(display, [rank]) for display in by_rank[rank][begin:end]]
+                merged += [SharedDisplay(display, [rank]) for display in by_rank[rank][begin:end]]
         entries = merged
     return entries
 
 
-def _who(entry: Shared) -> str:
+def _who(entry: SharedDisplay) -> str:
     """Return the ranks that showed the display or, in a run of items, the item that showed it."""
     return describe.rank_list(entry.ranks) if entry.display.item is None else f"item {entry.display.item}"
 
@@ -170,6 +170,6 @@ def _asked_for(record: RunRecord, rank: int) -> bool:
     return record.logs == "all" or (record.logs == "rank0" and rank == 0)
 
 
-def _html(entry: Shared) -> str:
+def _html(entry: SharedDisplay) -> str:
     tag = f"<div><b>[{escape(_who(entry))}]</b></div>"
     return f'<div style="margin:0 0 12px">{tag}<div style="overflow-x:auto">{body_html(entry.display)}</div></div>'

@@ -45,7 +45,7 @@ from sparkring.runtime import limits
 from sparkring.runtime.storage import Location, root_for_ranks
 from sparkring.worker.member import gpus
 from sparkring.worker.model import outputs
-from sparkring.worker.model.outputs import Output
+from sparkring.worker.model.outputs import PredictedColumn
 from sparkring.worker.model.parts import Job, Model, ModelProcess, Written, parts_of
 from sparkring.worker.model.predictors import Autocast
 from sparkring.worker.model.saved import Saved
@@ -286,7 +286,9 @@ def _prepared(
     if probe is not None:
         if not new_columns:
             inferred = settings.with_version(outputs.types_of(probe.results, (), probe.rows), pa.int64())
-            new_columns = tuple(Output(name, kind, str(kind), len(inferred) > 1) for name, kind in inferred.items())
+            new_columns = tuple(
+                PredictedColumn(name, kind, str(kind), len(inferred) > 1) for name, kind in inferred.items()
+            )
         outputs.columns_of(probe.results, settings.of_model(new_columns), probe.rows)
     elif not new_columns:
         why = "none of the first rows can become arrays"
@@ -343,9 +345,9 @@ def _check_apart(dataset: Dataset, folder: Location) -> None:
         raise OptionsError(f"to={folder.written!r} contains files of the input, such as {inside}: name another folder.")
 
 
-def _output(name: str, kind: Any, *, several: bool) -> Output:
+def _output(name: str, kind: Any, *, several: bool) -> PredictedColumn:
     written = kind if isinstance(kind, str) else getattr(kind, "simpleString", lambda: str(kind))()
-    return Output(name, _arrow_type(written, written), written, several)
+    return PredictedColumn(name, _arrow_type(written, written), written, several)
 
 
 def _arrow_type(kind: str, written: str) -> pa.DataType:

@@ -22,7 +22,7 @@ from sparkring.executor.tasks import task_for
 from sparkring.runtime.packages import require
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.worker.member import gpus
-from sparkring.worker.model.outputs import Output
+from sparkring.worker.model.outputs import PredictedColumn
 from sparkring.worker.model.scorer import Scorer
 from sparkring.worker.model.task import Scoring, score
 
@@ -40,7 +40,7 @@ class Returned(NamedTuple):
     """The Spark type that a UDF returns, and the Arrow columns of this type."""
 
     kind: DataType
-    outputs: tuple[Output, ...]
+    outputs: tuple[PredictedColumn, ...]
 
 
 def scoring_udf(
@@ -115,7 +115,7 @@ def returned(kinds: Mapping[str, str | DataType], session: SparkSession, *, stru
     schema = StructType([StructField(name, kind) for name, kind in types.items()])
     of_struct = struct or len(types) > 1
     outputs = tuple(
-        Output(field.name, field.type, types[field.name].simpleString(), of_struct)
+        PredictedColumn(field.name, field.type, types[field.name].simpleString(), of_struct)
         for field in arrow_types(schema, session)
     )
     return Returned(schema if of_struct else next(iter(types.values())), outputs)

@@ -31,7 +31,7 @@ from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import locate
 from sparkring.worker.model import outputs, predictors
 from sparkring.worker.model.inputs import Described
-from sparkring.worker.model.outputs import Output
+from sparkring.worker.model.outputs import PredictedColumn
 from sparkring.worker.model.predictors import Autocast
 from sparkring.worker.model.saved import Followed, Saved
 from sparkring.worker.model.scorer import ModelSource, OnError, error_text
@@ -218,7 +218,7 @@ class Settings:
             )
         return {**kinds, self.version: kind}
 
-    def of_model(self, columns: Sequence[Output]) -> tuple[Output, ...]:
+    def of_model(self, columns: Sequence[PredictedColumn]) -> tuple[PredictedColumn, ...]:
         """Return the columns that the model makes."""
         return tuple(output for output in columns if output.name != self.version)
 
@@ -278,7 +278,9 @@ class Settings:
         columns = [self.groups[name] for name in single]
         return f" For one array of shape [rows, {len(single)}], write inputs={{{single[0]!r}: {columns!r}}}."
 
-    def scorer(self, source: ModelSource, inputs: Described, columns: Sequence[Output], **more: Any) -> dict[str, Any]:
+    def scorer(
+        self, source: ModelSource, inputs: Described, columns: Sequence[PredictedColumn], **more: Any
+    ) -> dict[str, Any]:
         """Return the arguments of the Scorer that makes the `columns`."""
         return {
             "model": source,
@@ -292,7 +294,7 @@ class Settings:
             **more,
         }
 
-    def check_new(self, columns: Sequence[Output], names: Sequence[str], data: str, more: str = "") -> None:
+    def check_new(self, columns: Sequence[PredictedColumn], names: Sequence[str], data: str, more: str = "") -> None:
         """Raise OptionsError if one of the `columns` has one of the `names` of the data's columns."""
         taken = {name.lower() for name in names}
         for output in columns:

@@ -22,7 +22,7 @@ from sparkring.history.describe.text import (
     rank_numbers,
 )
 from sparkring.history.events import CodeFrame, Failure
-from sparkring.history.item_records import ItemRecord, ItemsRecord, Search
+from sparkring.history.item_records import ItemRecord, ItemsRecord, SearchRecord
 from sparkring.history.lines import plain
 from sparkring.history.progress import PACE_S
 from sparkring.history.record import RunRecord
@@ -109,12 +109,12 @@ def importance(record: RunRecord) -> str:
     )
 
 
-def importance_basis(search: Search) -> str:
+def importance_basis(search: SearchRecord) -> str:
     """Say from how many trials the importance was estimated: `(from 34 finished trials)`; '' if this is not known."""
     return f"(from {counted(search.trials, 'finished trial')})" if search.trials else ""
 
 
-def importances(search: Search) -> list[tuple[str, float, str]]:
+def importances(search: SearchRecord) -> list[tuple[str, float, str]]:
     """Return the name of each parameter, its share of the importance, and the share in words; the largest first."""
     ranked = sorted(search.importance.items(), key=lambda pair: -pair[1])
     return [(plain(name), share, f"{100 * share:.0f} %") for name, share in ranked]

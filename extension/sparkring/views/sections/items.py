@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkring.history import describe
-from sparkring.history.item_records import ItemRecord, Search
+from sparkring.history.item_records import ItemRecord, SearchRecord
 from sparkring.history.lines import plain
 from sparkring.history.record import RunRecord
 from sparkring.views.description import Cell, Column, Table
@@ -116,7 +116,7 @@ def _metrics(items: Iterable[ItemRecord]) -> list[str]:
     return list(dict.fromkeys(name for item in items for name in item.metrics))[:METRICS_SHOWN]
 
 
-def _best(record: RunRecord, search: Search, now: float) -> str:
+def _best(record: RunRecord, search: SearchRecord, now: float) -> str:
     """Return a table of the best trials of a search."""
     assert record.items is not None
     ended = _ranked([item for item in record.items.known if item.state in WHOLE], search.metric)

@@ -8,7 +8,7 @@ from sparkring.history import describe, metrics
 from sparkring.history.curves import curve_axis, curves_of, marks_of, used_curves
 from sparkring.history.describe import counted
 from sparkring.history.last_run import with_last_run
-from sparkring.history.metrics import Spread, Table
+from sparkring.history.metrics import MetricsTable, Spread
 from sparkring.history.record import METRICS_KEPT, RunRecord
 from sparkring.views import charts
 from sparkring.views.figure import POINTS, figures
@@ -73,7 +73,7 @@ def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | N
     return f'<table class="sr-table">{caption}<thead><tr>{"".join(head)}</tr></thead><tbody>{shown}</tbody></table>'
 
 
-def _pictures(record: RunRecord, table: Table) -> str:
+def _pictures(record: RunRecord, table: MetricsTable) -> str:
     drawn = with_last_run(record, curves_of(record, table, POINTS)[: charts.MOST])
     if not drawn:
         return ""
@@ -89,7 +89,7 @@ def by_rank_html(record: RunRecord) -> str:
     return details("Last metrics by rank", _by_rank(record, metrics.table(record)))
 
 
-def _by_rank(record: RunRecord, table: Table) -> str:
+def _by_rank(record: RunRecord, table: MetricsTable) -> str:
     last = metrics.last_by_rank(record)
     by_name = ([values[name] for values in last.values() if name in values] for name in table.names)
     if not any(map(metrics.differ, by_name)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.history import describe
 from sparkring.history.events import Searched
-from sparkring.history.item_records import ItemRecord, Search
+from sparkring.history.item_records import ItemRecord, SearchRecord
 from sparkring.history.record import RunRecord
 from sparkring.views.figure import WIDTH, Drawing, figure, many_curves, pictures, ticked
 from sparkring.views.markup import AMBER, BLUE, GREEN, GREY, RED, paragraph, text
@@ -124,13 +124,13 @@ def curves_extent(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
     return extent([max(lows[0], low - far), min(highs[-1], high + far)], "")
 
 
-def _curves(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:
+def _curves(axes: Axes, search: SearchRecord, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:
     curves = [trial.curves.get(search.metric, ()) for trial in trials]
     many_curves(axes, curves, looks)
     axes.set_ylim(*wider(curves_extent([[value for _, value in curve] for curve in curves])))
 
 
-def _history(axes: Axes, search: Search, trials: Sequence[ItemRecord]) -> None:
+def _history(axes: Axes, search: SearchRecord, trials: Sequence[ItemRecord]) -> None:
     low, high = extent(_final_values(search, trials), search.mode)
     ended = [trial for trial in trials if trial.state in WHOLE]  # the last values of the others are no final ones
     values = [min(max(trial.metrics[search.metric], low), high) for trial in ended]
@@ -143,7 +143,7 @@ def _history(axes: Axes, search: Search, trials: Sequence[ItemRecord]) -> None:
     axes.set_xlabel("trial", labelpad=1)
 
 
-def _final_values(search: Search, trials: Sequence[ItemRecord]) -> list[float]:
+def _final_values(search: SearchRecord, trials: Sequence[ItemRecord]) -> list[float]:
     """Return the values of the trials that have finished; if none has, those of all trials."""
     whole = [trial for trial in trials if trial.state in WHOLE]
     return [trial.metrics[search.metric] for trial in whole or trials]
@@ -155,7 +155,9 @@ def wider(bounds: tuple[float, float]) -> tuple[float, float]:
     return low - 0.05 * (high - low), high + 0.05 * (high - low)
 
 
-def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]) -> None:
+def _parameters(
+    axes: Axes, search: SearchRecord, trials: Sequence[ItemRecord], looks: Sequence[dict[str, Any]]
+) -> None:
     low, high = extent(_final_values(search, trials), search.mode)
     metric = Searched(search.metric, low, high)
     columns = [*search.parameters, metric]
@@ -179,7 +181,7 @@ def _parameters(axes: Axes, search: Search, trials: Sequence[ItemRecord], looks:
     axes.set_ylim(-0.02, 1.28)
 
 
-def _slice(axes: Axes, search: Search, parameter: Searched, trials: Sequence[ItemRecord]) -> None:
+def _slice(axes: Axes, search: SearchRecord, parameter: Searched, trials: Sequence[ItemRecord]) -> None:
     """Draw the values of finished trials over one parameter."""
     low, high = extent(_final_values(search, trials), search.mode)
     inside = [min(max(trial.metrics[search.metric], low), high) for trial in trials]
@@ -197,7 +199,7 @@ def _slice(axes: Axes, search: Search, parameter: Searched, trials: Sequence[Ite
     )
 
 
-def goodness(search: Search, bounds: tuple[float, float], value: float) -> float:
+def goodness(search: SearchRecord, bounds: tuple[float, float], value: float) -> float:
     """Return how good a value is, from 0 (the worst that a chart shows) to 1 (the best)."""
     share = (value - bounds[0]) / (bounds[1] - bounds[0])
     return 1 - share if search.mode == "min" else share

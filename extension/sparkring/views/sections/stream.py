@@ -10,7 +10,7 @@ from sparkring.history.describe import PARTS, counted, duration
 from sparkring.history.events import BatchEnded
 from sparkring.history.record import RunRecord
 from sparkring.history.stream_records import RECENT, StreamRecord
-from sparkring.views.description import Bars, Cell, Column, Figures, Moment, Part, Table
+from sparkring.views.description import BarPart, Bars, Cell, Column, Figures, Moment, Table
 from sparkring.views.figure import Drawing, figure, pictures, stacked_bars
 from sparkring.views.markup import AMBER, BLUE, GREEN, details, note, paragraph, tint
 from sparkring.views.sections import Form
@@ -49,7 +49,7 @@ def described_tab(stream: StreamRecord, record: RunRecord, newest: int = RECENT)
     moment: Figures = (("last batch", Moment(stream.last.time)),) if running else ()
     charted, shown = describe.charted(stream), stream.recent[max(0, len(stream.recent) - newest) :]
     parts = [
-        Part(name, COLOURS[name], name in charted, share, seconds)
+        BarPart(name, COLOURS[name], name in charted, share, seconds)
         for name, share, seconds in zip(PARTS, describe.shares(stream), describe.parts_s(stream), strict=True)
     ]
     table = Table(COLUMNS, [_row(batch, record.started) for batch in shown])

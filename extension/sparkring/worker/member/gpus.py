@@ -52,7 +52,7 @@ def find(visible: str | None) -> list[Gpu]:
             return []
         devices = _Devices(nvml)
         selected = devices.all() if visible is None else devices.named(visible.split(","))
-        return [Gpu(each.address, each.uuid, _used(nvml, each)) for each in selected]
+        return [Gpu(device.address, device.uuid, _used(nvml, device)) for device in selected]
 
 
 def found(visible: str | None) -> list[GpuUsed]:
@@ -76,7 +76,7 @@ def resolved(addresses: Sequence[str]) -> tuple[str, ...]:
         if nvml is None:
             return tuple(addresses)
         devices = _Devices(nvml)
-        parts = ([each.address for each in devices.named([address])] or [address] for address in addresses)
+        parts = ([device.address for device in devices.named([address])] or [address] for address in addresses)
         return tuple(dict.fromkeys(address for part in parts for address in part))
 
 
@@ -88,11 +88,11 @@ def holders(address: str) -> tuple[GpuUsed, tuple[GpuHolder, ...]] | None:
             return None
         (device,) = devices
         running = asked(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, device.handle) or ()
-        found = [GpuHolder(each.pid, process.program(each.pid), each.usedGpuMemory) for each in running]
-        return _used(nvml, device), tuple(sorted(found, key=lambda each: -(each.used_bytes or 0)))
+        known = [GpuHolder(one.pid, process.program(one.pid), one.usedGpuMemory) for one in running]
+        return _used(nvml, device), tuple(sorted(known, key=lambda holder: -(holder.used_bytes or 0)))
 
 
-class Meter:
+class GpuMeter:
     """Reads the same GPUs repeatedly. NVML is opened at the first reading, and stays open."""
 
     def __init__(self, addresses: Iterable[str] = ()) -> None:
@@ -117,11 +117,11 @@ class Meter:
         self._open()
         for device in self._devices:
             trouble = GpuTrouble(device.address, device.name)
-            found = {trouble._replace(xid=xid) for xid in self._new_xids(device)}
+            troubles = {trouble._replace(xid=xid) for xid in self._new_xids(device)}
             if _is_lost(self._nvml, device):
-                found.add(trouble._replace(lost=True))
-            yield from found - self._told
-            self._told |= found
+                troubles.add(trouble._replace(lost=True))
+            yield from troubles - self._told
+            self._told |= troubles
 
     def _new_xids(self, device: _Device) -> Iterator[int]:
         """Yield the numbers of the errors that the device has reported. Errors of other instances are left out."""
@@ -143,7 +143,7 @@ class Meter:
         if self._nvml is not None:
             devices = _Devices(self._nvml)
             for address in addresses:
-                self._devices += (each._replace(address=address) for each in devices.named([address])[:1])
+                self._devices += (device._replace(address=address) for device in devices.named([address])[:1])
             for device in self._devices:
                 self._listen(device)
 
@@ -197,7 +197,7 @@ class _Devices:
         """Return all devices: whole GPUs first, then the first instance of each divided GPU, then the second, …"""
         divided = [whole.instances for whole in self._wholes if whole.instances is not None]
         deepest = max(map(len, divided), default=0)
-        instances = [each[at] for at in range(deepest) for each in divided if at < len(each)]
+        instances = [parts[at] for at in range(deepest) for parts in divided if at < len(parts)]
         return [whole.device for whole in self._wholes if whole.instances is None] + instances
 
     def named(self, addresses: Iterable[str]) -> list[_Device]:
@@ -223,8 +223,8 @@ class _Devices:
             (whole,) = named
             return [whole.device._replace(address=address)] if whole.instances is None else whole.instances
         if is_mig(address):
-            instances = [each for whole in self._wholes for each in whole.instances or ()]
-            matching = [each for each in instances if each.uuid.startswith(address)]
+            instances = [instance for whole in self._wholes for instance in whole.instances or ()]
+            matching = [instance for instance in instances if instance.uuid.startswith(address)]
             if len(matching) == 1:
                 return [matching[0]._replace(address=address)]
         return None

@@ -33,7 +33,7 @@ from sparkring.runtime.world import World
 from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError, dial
 from sparkring.worker.member import process
-from sparkring.worker.member.gpus import Meter, resolved
+from sparkring.worker.member.gpus import GpuMeter, resolved
 from sparkring.worker.member.network import free_port, interface_of
 from sparkring.worker.member.output import RankOutput
 from sparkring.worker.member.rank_process import RankExit, RankProcess, fork_rank
@@ -86,7 +86,7 @@ class Member:
         self.last_beat = time.monotonic()
         self.leaves_at: float | None = None  # when to end, after Spark's worker has ended
         self.world = World()
-        self.gpus = Meter()
+        self.gpus = GpuMeter()
         self.watch_gpus_at: float | None = None
         self.home = home
         self.home.send(self.introduction(ticket))
@@ -238,7 +238,7 @@ class Member:
                 self.tell(self.rank.take_stack())
             case messages.EnterWorld():
                 self.world = order.world
-                self.gpus = Meter(order.world.gpus)
+                self.gpus = GpuMeter(order.world.gpus)
                 self.watch_gpus_at = time.monotonic() + WATCH_GPUS_AFTER_S
                 self.reach_rank(lambda: self.rank.channel.send(order))
             case messages.RecordTimeline():

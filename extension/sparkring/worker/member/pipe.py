@@ -35,22 +35,22 @@ class Pipe:
 
     def read(self) -> tuple[bytes, bool]:
         """Return what can be read now, up to the end of the last whole line, and whether the stream has ended."""
-        found, ended = self.rest, False
-        while len(found) < READ_BYTES and not ended:
+        output, ended = self.rest, False
+        while len(output) < READ_BYTES and not ended:
             try:
                 data = os.read(self.fd, READ_BYTES)
             except BlockingIOError:
                 break
-            found += data
+            output += data
             ended = not data
         # A progress bar ends its line with a carriage return: treat that as the end of a line.
-        end = len(found) if ended else max(found.rfind(b"\n"), found.rfind(b"\r")) + 1
-        if len(found) - end > PARTIAL_BYTES:
-            end = len(found)
-        if len(found) > end and not (self.rest and end == 0):
+        end = len(output) if ended else max(output.rfind(b"\n"), output.rfind(b"\r")) + 1
+        if len(output) - end > PARTIAL_BYTES:
+            end = len(output)
+        if len(output) > end and not (self.rest and end == 0):
             self.rest_since = time.monotonic()
-        self.rest = found[end:]
-        return found[:end], ended
+        self.rest = output[end:]
+        return output[:end], ended
 
     def take_rest(self) -> bytes:
         """Return the part of an unfinished line that has been read, and forget it."""

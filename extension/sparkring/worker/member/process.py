@@ -50,15 +50,15 @@ def family(root: int) -> list[int]:
 
     Descendants that have just been forked or have just lost their parent may be missing, and zombies may be included.
     """
-    found: list[int] = []
+    pids: list[int] = []
     try:
-        for parent in itertools.chain([root], found):
+        for parent in itertools.chain([root], pids):
             for thread in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{thread}/children") as file:
-                    found += map(int, file.read().split())
+                    pids += map(int, file.read().split())
     except OSError:  # a process or a thread has just ended, or this kernel does not list children
         return descendants(root)
-    return found
+    return pids
 
 
 def state(pid: int) -> str:
@@ -85,10 +85,10 @@ def kill_family(rank_pid: int) -> None:
     # The children of a killed process become children of this process, so look for descendants again.
     deadline = time.monotonic() + _KILL_LIMIT_S
     while time.monotonic() < deadline:
-        found = descendants(os.getpid())
-        if not found:
+        pids = descendants(os.getpid())
+        if not pids:
             return
-        for pid in found:
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
@@ -132,8 +132,8 @@ class Memory(NamedTuple):
 
 def memory(pid: int) -> Memory:
     """Return how much memory a process holds; zeros if it has exited, or on a system without /proc."""
-    found = _numbers(f"/proc/{pid}/status")
-    return Memory(*(found.get(name, 0) * 1024 for name in ("RssAnon:", "RssShmem:", "RssFile:", "VmHWM:")))
+    counts = _numbers(f"/proc/{pid}/status")
+    return Memory(*(counts.get(name, 0) * 1024 for name in ("RssAnon:", "RssShmem:", "RssFile:", "VmHWM:")))
 
 
 def private_bytes(pid: int) -> int:

@@ -38,7 +38,7 @@ class Forked(NamedTuple):
     status: int
 
 
-class Start(NamedTuple):
+class ForkedStart(NamedTuple):
     """What a forked process needs to become a member: a ticket, and descriptors of its stdin and working folder."""
 
     ticket: Ticket
@@ -57,11 +57,11 @@ def main(order: SpareOrder) -> None:
         if not prepare(order.modules, in_background=not order.is_awaited):
             os._exit(1)
         channel.send(SPARE_READY + " ".join(preloads.imported()).encode())
-        found = _serve(channel, driver, order)
+        forked = _serve(channel, driver, order)
     except BaseException:  # a module cannot be imported, the driver has exited, or no process can be forked
         os._exit(1)
-    become_member(found)
-    member.main(found.ticket, driver)
+    become_member(forked)
+    member.main(forked.ticket, driver)
 
 
 def prepare(modules: Sequence[str], *, in_background: bool) -> bool:
@@ -131,7 +131,7 @@ def _may_fork() -> bool:
     return True
 
 
-def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
+def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> ForkedStart:
     """Fork a process for each ticket that the driver sends. Return only in the forked processes."""
     children: dict[int, Forked] = {}  # the keys are pidfds, which become readable when the process has exited
     used = time.monotonic()
@@ -158,7 +158,7 @@ def _serve(channel: socket.socket, driver: int, order: SpareOrder) -> Start:
                     os.close(other)
                     os.close(forked.status)
                 os.close(status)
-                return Start(decode(line), stdin, folder)
+                return ForkedStart(decode(line), stdin, folder)
             ended = os.pidfd_open(pid)
             children[ended] = Forked(pid, status)
             os.close(stdin)
@@ -181,7 +181,7 @@ def report_end(fd: int, forked: Forked) -> None:
     os.close(fd)
 
 
-def become_member(start: Start) -> None:
+def become_member(start: ForkedStart) -> None:
     """In a forked process, take over stdin and the working folder, and seed the random numbers anew."""
     os.setsid()  # as for a new process: the launcher kills what is left of this session
     os.dup2(start.stdin, 0)

@@ -79,5 +79,5 @@ def connect(stdout: int, stderr: int) -> None:
 
 
 def _file(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino

@@ -17,7 +17,7 @@ DEFAULT_NAME = "prediction"  # the column of predictions, if neither the user no
 Results = Any
 
 
-class Output(NamedTuple):
+class PredictedColumn(NamedTuple):
     """A column of predictions or, with `of_struct`, a field of a struct.
 
     `written` is its type, as shown in error messages.
@@ -165,7 +165,7 @@ def _type_of(name: str, array: Any, rows: int) -> pa.DataType:
     return kind
 
 
-def columns_of(results: Results, outputs: Sequence[Output], rows: int) -> list[pa.Array]:
+def columns_of(results: Results, outputs: Sequence[PredictedColumn], rows: int) -> list[pa.Array]:
     """Return a model's results for `rows` rows as Arrow columns. Raise DataError if they do not fit `outputs`."""
     if len(outputs) == 1 and _has_parts(outputs[0].kind):  # a dict is then the value of a row, not a dict of columns
         return [_nested(results, outputs[0], rows)]
@@ -180,20 +180,20 @@ def _has_parts(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
 
 
-def _nested(results: Results, output: Output, rows: int) -> pa.Array:
+def _nested(results: Results, output: PredictedColumn, rows: int) -> pa.Array:
     """Return rows or maps: from a value for each row or, for rows, from a dict with an array for each field."""
     kind = output.kind
     if isinstance(results, Mapping) and results.keys() == {output.name}:
         results = results[output.name]
     if isinstance(results, Mapping) and pa.types.is_struct(kind) and results.keys() == {field.name for field in kind}:
-        fields = [Output(field.name, field.type, str(field.type)) for field in kind]
+        fields = [PredictedColumn(field.name, field.type, str(field.type)) for field in kind]
         return pa.StructArray.from_arrays(columns_of(results, fields, rows), fields=list(kind))
     array = as_array(results)
     _check_rows(output.name, array, rows)
     return _converted([_plain(value, kind, output) for value in array.tolist()], output, kind)
 
 
-def _plain(value: Any, kind: pa.DataType, output: Output) -> Any:
+def _plain(value: Any, kind: pa.DataType, output: PredictedColumn) -> Any:
     """Return a value as Arrow expects it: maps as lists of pairs, rows as dicts, and no floats as decimals.
 
     Raise DataError if a row lacks a field.
@@ -220,7 +220,7 @@ def _plain(value: Any, kind: pa.DataType, output: Output) -> Any:
     return value
 
 
-def _column(array: Any, output: Output, rows: int) -> pa.Array:
+def _column(array: Any, output: PredictedColumn, rows: int) -> pa.Array:
     if _has_parts(output.kind):
         return _nested(array, output, rows)
     _check_rows(output.name, array, rows)
@@ -246,7 +246,7 @@ def _column(array: Any, output: Output, rows: int) -> pa.Array:
     return column if column.type == output.kind else column.cast(output.kind)
 
 
-def _converted(values: Any, output: Output, kind: pa.DataType) -> pa.Array:
+def _converted(values: Any, output: PredictedColumn, kind: pa.DataType) -> pa.Array:
     try:
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and pa.types.is_floating(kind):
             # kind.to_pandas_dtype() would need pandas, which sparkring does not require.

@@ -31,7 +31,7 @@ from sparkring.runtime import report
 from sparkring.runtime.storage import locate
 from sparkring.runtime.world import world
 from sparkring.worker.member import process
-from sparkring.worker.model.outputs import Output
+from sparkring.worker.model.outputs import PredictedColumn
 from sparkring.worker.model.task import Process
 
 # Data is divided into about PARTS parts, provided that each then has between LEAST_BYTES and MOST_BYTES before
@@ -43,7 +43,7 @@ REPORT_EVERY_S = 1.0
 END_S = 2.0  # a model process that was asked to exit is killed after this time
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """The rows that become one file of predictions: row groups of `files`, in order."""
 
     number: int
@@ -90,7 +90,7 @@ class Written(NamedTuple):
     load_s: float = 0.0
 
 
-def parts_of(dataset: Dataset) -> list[Part]:
+def parts_of(dataset: Dataset) -> list[FilePart]:
     """Divide a data set into parts. The parts depend only on the data set, so a later run has the same parts."""
     whole = sum(group.stored_bytes for file in dataset.files for group in file.row_groups)
     most = max(LEAST_BYTES, min(MOST_BYTES, whole // PARTS))
@@ -108,10 +108,10 @@ def parts_of(dataset: Dataset) -> list[Part]:
     return [_part(number, dataset.files, groups) for number, groups in enumerate(parts)]
 
 
-def _part(number: int, files: Sequence[DataFile], groups: Sequence[tuple[int, int]]) -> Part:
+def _part(number: int, files: Sequence[DataFile], groups: Sequence[tuple[int, int]]) -> FilePart:
     used = list(dict.fromkeys(file for file, _ in groups))
     ranges = [RowRange(used.index(file), at, 0, files[file].row_groups[at].rows) for file, at in groups]
-    return Part(number, tuple(files[file] for file in used), tuple(ranges))
+    return FilePart(number, tuple(files[file] for file in used), tuple(ranges))
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ class ModelProcess(Process):
     def __init__(self, order: ModelOrder, model: Model, gpus: Sequence[str] = ()) -> None:
         super().__init__(order, gpus)
         self._model = model
-        self._part: Part | None = None
+        self._part: FilePart | None = None
         self.ready = 0.0  # when a process with the model was found (time.monotonic())
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: FilePart) -> None:
         """Count rows from the first row of this part on."""
         self._part, self._rows = part, 0
 
@@ -237,7 +237,7 @@ class Job:
     dataset: Dataset
     used: tuple[str, ...]
     kept: tuple[str, ...]
-    outputs: tuple[Output, ...]
+    outputs: tuple[PredictedColumn, ...]
     batch_size: int
     folder: str
     order: ModelOrder
@@ -246,7 +246,7 @@ class Job:
     def __sparkring_content__(self) -> tuple[Any, ...]:
         return ()  # the folder has digests of everything on which its parts depend
 
-    def __call__(self, part: Part) -> Written:
+    def __call__(self, part: FilePart) -> Written:
         began = time.monotonic()
         connection = _connections.setdefault(self.order.key, ModelProcess(self.order, self.model, world().gpus))
         connection.begin(part)
@@ -291,7 +291,7 @@ class Job:
         fields = [self.dataset.schema.field(name) for name in self.kept]
         return pa.schema([*fields, *((output.name, output.kind) for output in self.outputs)])
 
-    def _tables(self, part: Part) -> Generator[pa.Table, None, None]:
+    def _tables(self, part: FilePart) -> Generator[pa.Table, None, None]:
         """Read a part as tables whose lengths are multiples of `batch_size`, except for the last one."""
         dataset = replace(self.dataset, files=part.files)
         most = min(REQUEST_ROWS, int(READ_BYTES / max(1.0, dataset.row_bytes())))

@@ -113,7 +113,7 @@ class Reporter:
 
     def _tell(self, driver: Any, column: str) -> None:
         """Send reports until no task has been connected for a while."""
-        meter = gpus.Meter(gpus.visible())
+        meter = gpus.GpuMeter(gpus.visible())
         while True:
             with self._news:
                 tasks = tuple(task.report() for task in self._changed.values())

@@ -17,7 +17,7 @@ from sparkring.data.layout import Batch
 from sparkring.errors import SparkringError
 from sparkring.worker.model.files import FileRows, Files
 from sparkring.worker.model.inputs import AsTheyAre, Described
-from sparkring.worker.model.outputs import Output, columns_of
+from sparkring.worker.model.outputs import PredictedColumn, columns_of
 from sparkring.worker.model.predictors import Autocast, Predict, predictor_of, settled
 
 OnError = Literal["raise", "null"]
@@ -72,7 +72,7 @@ class Scorer:
         self,
         model: ModelSource,
         inputs: Described | AsTheyAre,
-        outputs: Sequence[Output],
+        outputs: Sequence[PredictedColumn],
         *,
         by_name: bool,
         batch_size: int,
