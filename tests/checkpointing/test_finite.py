@@ -126,7 +126,7 @@ def test_they_are_passed_over(tmp_path, capsys):
     assert checkpoints(tmp_path).restore(state) == 2
     stderr = capsys.readouterr().err
     assert "3 (NaN in w)" in stderr
-    assert "5 (loss is inf)" in stderr
+    assert "5 (loss is infinite)" in stderr
     assert checkpoints(tmp_path, best="loss").restore(state, "best") == 1
     assert (store.latest().step, store.best().step, store.find().step) == (2, 1, 2)
     assert checkpoints(tmp_path).restore(state, 4) == 4

@@ -188,7 +188,8 @@ class Store:
         layout = tensors.lay_out(leaves)
         commit = self._commit(number, values, parts.versions(state))
         if checks and self.metric and not math.isfinite(values[self.metric]):
-            commit = commit._replace(not_finite=f"{self.metric} is {values[self.metric]:g}")
+            what = "NaN" if math.isnan(values[self.metric]) else "infinite"
+            commit = commit._replace(not_finite=f"{self.metric} is {what}")
         name = Name(number, self._stamp_now(), len(steps) - 1)
         save = CheckpointDraft(
             self._location, str(name), rank, layout, metadata, commit, self._policy(commit.lineage), began, None,

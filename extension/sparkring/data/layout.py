@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from sparkring.data.bad_rows import BadRows, instead
 from sparkring.data.columns import Caller, Making, Raw, ragged, to_numpy, writable
 from sparkring.data.tensors import other_than_text
 from sparkring.errors import DataError
@@ -35,7 +36,7 @@ class BatchLayout:
 
     learn() finds `spec` from the first rows; all other rows must match it. If the transform returns arrays of objects
     other than str and bytes, `objects` maps the name of each such array to the type of one of its objects. `data` is
-    the name of the data set in messages.
+    the name of the data set in messages. `sample` is a row that can become arrays.
     """
 
     data: str
@@ -45,14 +46,30 @@ class BatchLayout:
     transform: Transform | None
     spec: dict[str, Spec] = field(default_factory=dict)
     objects: dict[str, str] = field(default_factory=dict)
+    sample: pa.RecordBatch | None = field(default=None, compare=False)
 
-    def learn(self, rows: pa.RecordBatch) -> None:
-        """Set `spec` and `objects` from some rows.
+    def learn(self, rows: pa.RecordBatch, bad: BadRows | None = None) -> None:
+        """Set `spec` and `objects` from some rows. `bad` says what to do if only some of them are bad.
 
         Raise DataError if the columns of these rows cannot become arrays, or if the transform does not return a dict of
         arrays that all have as many rows as `rows`.
         """
+        try:
+            self._learn(rows)
+        except Exception as error:  # the user's transform can raise any exception
+            if bad is None or (isinstance(error, DataError) and not bad.skips):
+                raise
+            noted = bad._replace(skips=True, left_out=[])
+            good = noted.good(len(rows), lambda row: self._learn(rows.slice(row, 1)), error)
+            if not good:  # the transform fails everywhere, perhaps only in this process
+                raise
+            if not bad.skips:
+                raise DataError(noted.left_out[0]) from error
+            self._learn(rows.slice(good[0], 1))
+
+    def _learn(self, rows: pa.RecordBatch) -> None:
         batch = self._columns(rows)
+        self.sample = rows.slice(0, 1)
         if self.transform is not None:
             batch = self._transformed(batch)
             for name, array in batch.items():
@@ -65,11 +82,18 @@ class BatchLayout:
         self.spec = {name: Spec(array.shape[1:], array.dtype) for name, array in batch.items()}
 
     def arrays(
-        self, batches: Iterable[pa.RecordBatch], length: int, order: Array | None, rows: int, where: str
+        self,
+        batches: Iterable[pa.RecordBatch],
+        length: int,
+        order: Array | None,
+        rows: int,
+        where: str,
+        bad: BadRows | None = None,
     ) -> tuple[Batch, int]:
         """Put the `length` rows of `batches` in `order` (None: as stored), and return the first `rows` as arrays.
 
-        Also return the size of all rows in Arrow's memory, in bytes. The arrays are not yet transformed.
+        Also return the size of all rows in Arrow's memory, in bytes. The arrays are not yet transformed. `bad` says
+        what to do with rows that cannot become arrays.
 
         Each batch is copied while it is still in the processor's cache, before the next one is decoded. The next batch
         can then reuse its memory.
@@ -83,7 +107,7 @@ class BatchLayout:
         for batch in batches:
             end = begin + len(batch)
             size_bytes += batch.nbytes
-            for name, part in self._columns(batch).items():
+            for name, part in self._columns_of_good(batch, begin, bad).items():
                 if len(batch) == length and place is None:
                     arrays[name] = part
                     continue
@@ -104,6 +128,42 @@ class BatchLayout:
         transformed = self._transformed(batch)
         self._check(transformed, rows, where)
         return transformed
+
+    def transformed_rows(
+        self, batch: Batch, rows: int, where: str, bad: BadRows, spare: Batch | None
+    ) -> tuple[Batch, Batch | None]:
+        """Return the transformed batch, and a row that the transform accepts, for batches that have none.
+
+        `bad` says what to do with rows for which the transform raises an error; `spare` is such a row, if known.
+        """
+        try:
+            return self.transformed(batch, rows, where), spare or _rows_of(batch, slice(0, 1))
+        except Exception as error:  # the user's transform can raise any exception
+            if isinstance(error, DataError) and not bad.skips:
+                raise
+            one = lambda row: self.transformed(_rows_of(batch, slice(row, row + 1)), 1, where)  # noqa: E731
+            good = bad.good(rows, one, error)
+            if good:
+                batch = _rows_of(batch, instead(good, rows))
+            elif spare is not None:
+                batch = {name: np.repeat(array, rows, axis=0) for name, array in spare.items()}
+            else:
+                raise
+        return self.transformed(batch, rows, where), _rows_of(batch, slice(0, 1))
+
+    def _columns_of_good(self, batch: pa.RecordBatch, begin: int, bad: BadRows | None) -> Batch:
+        """Return the arrays of a batch, in which other rows take the places of bad ones. `begin` is its first row."""
+        try:
+            return self._columns(batch)
+        except Exception as error:
+            if bad is None:
+                raise
+            good = bad.good(len(batch), lambda row: self._columns(batch.slice(row, 1)), error, begin)
+            if good:
+                return self._columns(batch.take(pa.array(instead(good, len(batch)))))
+            if self.sample is None:
+                raise
+            return self._columns(self.sample.take(pa.array(np.zeros(len(batch), np.int64))))
 
     def _columns(self, batch: pa.RecordBatch) -> Batch:
         arrays = {}
@@ -141,6 +201,10 @@ class BatchLayout:
                     f"{who} `{name}` is {_words(array.shape[1:], array.dtype)} in {where}, but {_words(*spec)} in the "
                     f"first rows of {self.data}: every row must have the same shape and type."
                 )
+
+
+def _rows_of(batch: Batch, rows: Any) -> Batch:
+    return {name: array[rows] for name, array in batch.items()}
 
 
 def members_of(group: Group) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ class ReadProgress:
             self._tell_plan(epoch, route)
         self._epoch, self._rows_planned, self._steps_planned = epoch, rows, steps
         self._rows = self._steps = self._size_bytes = 0
+        self.left_out: list[str] = []  # what the reader has left out in this epoch
         self._waited_s, self._began, self._place = 0.0, time.monotonic(), ""
 
     def batch(self, rows: int, size_bytes: int, waited_s: float = 0.0, place: str = "", steps: int = 1) -> None:
@@ -79,7 +80,7 @@ class ReadProgress:
     def _tell(self, now: float, *, done: bool) -> None:
         counts = self._rows, self._steps, self._size_bytes, self._rows_planned, self._steps_planned
         times = round(self._waited_s, 3), round(now - self._began, 3)
-        report.tell(DataRead(self._reader, self._epoch, *counts, *times, self._place, done))
+        report.tell(DataRead(self._reader, self._epoch, *counts, *times, self._place, done, len(self.left_out)))
 
 
 def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:

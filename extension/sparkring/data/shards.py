@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkring.data import plan as planning
+from sparkring.data.bad_rows import NAMED, ON_ERROR, BadRows, OnError, too_many
 from sparkring.data.columns import Caller, Making, changes_with_nulls, has_nulls, holds_nulls, replacement, writable
 from sparkring.data.dataset import Dataset, Source, having_nulls, open_dataset
 from sparkring.data.layout import (
@@ -68,12 +69,16 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk(Generic[Held]):
-    """Rows to hand out, in whole batches except at the end of an epoch. `place` says where the last row is stored."""
+    """Rows to hand out, in whole batches except at the end of an epoch. `place` says where the last row is stored.
+
+    `left_out` names the rows that were left out, and in whose places there are others.
+    """
 
     data: Held
     rows: int
     size_bytes: int
     place: str
+    left_out: tuple[str, ...] = ()
 
 
 def shards(
@@ -90,6 +95,8 @@ def shards(
     raw: Mapping[str, tuple[Any, Sequence[int]]] | None = None,
     dtype: Any = None,
     prefetch: int = 2,
+    on_error: OnError = "raise",
+    most: int = 100,
     cache: str | os.PathLike[str] | None = None,
     version: int | None = None,
     timestamp: str | datetime.datetime | None = None,
@@ -131,6 +138,10 @@ def shards(
     dtype: the dtype of all floating-point columns and decimals, and of the arrays that combine them with other columns,
         as in dtype="float32".
     prefetch: the number of buffers to read ahead.
+    on_error: what to do with a row that cannot become arrays, or for which the transform raises an error: "raise"
+        raises a DataError that names the file, the row group and the row; "skip" leaves the row out, repeats another
+        row of the batch in its place, so that all ranks still take the same number of steps, and says which ones.
+    most: with on_error="skip", how many rows of its shard a rank may leave out in an epoch.
     version, timestamp: for the folder of a Delta table, the number of the version to read, or a time, as in
         timestamp="2026-01-31 12:00": the version that was the newest then. The default is the newest version.
     rank, size: the rank whose shard to return, and the number of ranks to divide the data set among; default: those of
@@ -143,6 +154,9 @@ def shards(
     prefetch = _whole("prefetch", prefetch, 1, "the number of buffers to read ahead")
     if remainder not in REMAINDERS:
         raise DataError(f"remainder={remainder!r}: expected one of {', '.join(map(repr, REMAINDERS))}.")
+    if on_error not in ON_ERROR:
+        raise DataError(f"on_error={on_error!r}: expected one of {', '.join(map(repr, ON_ERROR))}.")
+    most = _whole("most", most, 0, "how many rows may be left out")
     seat = planning.seat(rank, size)
     groups = groups_of(columns)
     names = None if groups is None else [name for group in groups.values() for name in members_of(group)]
@@ -154,7 +168,7 @@ def shards(
     making = replace(making, nulls=_nulls(dataset, making), spark=dataset.spark)
     layout = BatchLayout(dataset.name, groups, making, dtype_of(dtype), transform)
     window = _window(shuffle, batch_size, dataset)
-    return Shards(dataset, batch_size, layout, window, remainder, prefetch, seat, Position(seed=seed))
+    return Shards(dataset, batch_size, layout, window, remainder, prefetch, seat, Position(seed=seed), on_error, most)
 
 
 @dataclass
@@ -174,6 +188,8 @@ class Shards:
     prefetch: int
     seat: tuple[int, int] | None
     start: Position
+    on_error: OnError = "raise"
+    most: int = 100
     _steps: int = 0  # the batches handed out since `start`
     _planned: tuple[int, Position, tuple[Shard, ...]] | None = field(default=None, repr=False)
     _progress: ReadProgress | None = field(default=None, repr=False)
@@ -231,7 +247,9 @@ class Shards:
         if not self.layout.spec:
             # These are the first rows of the whole data set, not of this rank's shard, so that all ranks find the same
             # spec.
-            self.layout.learn(first_rows(self.dataset, self.dataset.columns, PROBED_ROWS))
+            first = planning.in_order(self.dataset.counts())[0]
+            bad = BadRows(lambda row: self._place([first], row), self.on_error == "skip", [])
+            self.layout.learn(first_rows(self.dataset, self.dataset.columns, PROBED_ROWS), bad)
         return self.layout.spec
 
     def __sparkring_validate__(self, size: int, calls: Iterable[MethodCall] = ()) -> None:
@@ -457,6 +475,7 @@ class Shards:
         progress, epoch, steps = self._begin(), self.start.epoch, len(self)
         self._steps = _AHEAD
         for chunk, waited_s in self._ahead(self.read):
+            self._note_left_out(progress, chunk)
             progress.batch(chunk.rows, chunk.size_bytes, waited_s, chunk.place, steps=-(-chunk.rows // self.batch_size))
             yield chunk.data
         if not steps:
@@ -477,6 +496,7 @@ class Shards:
         progress = self._begin()
         self._steps = 0
         for chunk, waited_s in chunks:
+            self._note_left_out(progress, chunk)
             for begin in range(0, chunk.rows, self.batch_size):
                 rows = min(self.batch_size, chunk.rows - begin)
                 progress.batch(rows, chunk.size_bytes * rows // chunk.rows, 0.0 if begin else waited_s, chunk.place)
@@ -496,23 +516,54 @@ class Shards:
         one buffer. With a transform, a chunk is one batch, unless `whole` is true.
         """
         layout, names = self.layout, list(self.spec)
+        shard, spare = self.plan()[self.rank], None
+        ranges, left_out = (*shard.ranges, *shard.pad), list[str]()
+        length = self.window or _buffer_rows(self.batch_size, self.dataset)
+
+        def bad_rows(numbers: Sequence[int] | Array) -> BadRows:
+            return BadRows(lambda row: self._place(ranges, int(numbers[row])), self.on_error == "skip", left_out)
+
         for window, order, rows, before in self._windows(worker, workers):
-            where = window.place
-            arrays, size_bytes = layout.arrays(window.batches, window.rows, order, rows, where)
+            where, begun = window.place, before // length * length
+            left_out.clear()
+            bad = bad_rows(range(begun, begun + window.rows))
+            arrays, size_bytes = layout.arrays(window.batches, window.rows, order, rows, where, bad)
             if layout.transform is None:
-                yield Chunk(arrays, rows, size_bytes, where)
+                yield Chunk(arrays, rows, size_bytes, where, tuple(left_out))
                 continue
             made = []
             for begin in range(0, rows, self.batch_size):
                 part = min(self.batch_size, rows - begin)
                 batch = {name: array[begin : begin + part] for name, array in arrays.items()}
                 step = f"step {(before + begin) // self.batch_size + 1} (read up to {where})"
-                made.append(layout.transformed(batch, part, step))
+                numbers = range(before, before + rows) if order is None else begun + order
+                result, spare = layout.transformed_rows(batch, part, step, bad_rows(numbers[begin:]), spare)
+                made.append(result)
                 if not whole:
-                    yield Chunk(made.pop(), part, size_bytes * part // rows, where)
+                    yield Chunk(made.pop(), part, size_bytes * part // rows, where, tuple(left_out))
+                    left_out.clear()
             if whole:
                 joined = {name: np.concatenate([batch[name] for batch in made]) for name in names}
-                yield Chunk(joined, rows, size_bytes, where)
+                yield Chunk(joined, rows, size_bytes, where, tuple(left_out))
+
+    def _place(self, ranges: Sequence[RowRange], number: int) -> str:
+        """Say where a row is stored. `number` counts the rows of `ranges` from 0."""
+        for row_range in ranges:
+            if number < row_range.rows:
+                break
+            number -= row_range.rows
+        path, row = self.dataset.files[row_range.file].path, row_range.start + number
+        which = f"{row:,} of those that pass the filter" if self.dataset.condition is not None else f"{row:,}"
+        return f"{path}, row group {row_range.row_group}, row {which} (counted from 0)"
+
+    def _note_left_out(self, progress: ReadProgress, chunk: Chunk[Any]) -> None:
+        """Name the rows that were left out, or raise DataError if they are too many."""
+        for words in chunk.left_out:
+            progress.left_out.append(words)
+            if len(progress.left_out) > self.most:
+                raise too_many(progress.left_out, self.most, self.dataset.name)
+            if len(progress.left_out) <= NAMED:
+                tell(f"left out a row: {words}")
 
     def _ahead(self, read: Callable[[], Generator[Chunk[Held], None, None]]) -> Ahead[Chunk[Held]]:
         return Ahead(read, self.prefetch * (1 if self.layout.transform is None else TRANSFORMED_AHEAD))
@@ -584,7 +635,15 @@ class Shards:
             yield Chunk(ordered, rows, table.nbytes, window.place)
 
     def __sparkring_content__(self) -> tuple[Any, ...]:
-        return self.dataset.version, self.batch_size, self.layout, self.window, self.remainder, self.start
+        return (
+            self.dataset.version,
+            self.batch_size,
+            self.layout,
+            self.window,
+            self.remainder,
+            self.start,
+            self.on_error,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process reports its own progress, and makes the plan again, which is quick.

@@ -251,11 +251,13 @@ def progress_words(record: RunRecord, now: float) -> str:
 def notes(data_set: DataSet) -> str:
     """Say which ranks have problems with reading: rank by rank, or summed up if these ranks are many; or ''."""
     noted = [rank for rank in data_set.ranks if rank.note]
+    left_out = sum(rank.read.left_out for rank in data_set.ranks if rank.read is not None)
+    first = [f"{counted(left_out, 'row')} left out, see the logs"] * bool(left_out)
     if len(noted) <= _NOTES_SHOWN:
-        return "; ".join(f"rank {rank.rank} {rank.note}" for rank in noted)
+        return "; ".join([*first, *(f"rank {rank.rank} {rank.note}" for rank in noted)])
     kinds = [("starves", "waited a long time for data"), ("early", "ended the epoch before others")]
     marked = [(what, [rank.rank for rank in noted if rank.mark == mark]) for mark, what in kinds]
-    return "; ".join(f"{_ranks(ranks)} {what}" for what, ranks in marked if ranks)
+    return "; ".join([*first, *(f"{_ranks(ranks)} {what}" for what, ranks in marked if ranks)])
 
 
 def closing_words(record: RunRecord, now: float) -> list[str]:

@@ -186,7 +186,8 @@ class DataRead(NamedTuple):
     """A rank's progress in an epoch: the rows, steps and bytes read so far, and the planned rows and steps.
 
     `epoch` counts from 1. `place` says where the rank is reading, as in `part-3.parquet, row group 2 of 8`. `waited_s`
-    is how long the rank's own code has waited for batches in this epoch. Unknown values are None or ''.
+    is how long the rank's own code has waited for batches in this epoch. `left_out` counts the rows that could not be
+    decoded or transformed. Unknown values are None or ''.
     """
 
     reader: Count
@@ -200,6 +201,7 @@ class DataRead(NamedTuple):
     elapsed_s: float = 0.0
     place: str = ""
     done: bool = False
+    left_out: Count = 0
     time: float = 0.0
     rank: int = 0
 
