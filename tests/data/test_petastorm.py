@@ -265,27 +265,72 @@ def test_uneven_steps_are_told(local, uneven):
 
 @pytest.mark.forked("torch")
 def test_ranks_that_all_read_all_rows_are_told(local, uneven):
-    """A training with Petastorm's own reader and no shard gets a warning, unless another reader has a shard."""
+    """Petastorm's own reader without a shard is named at its first batch, unless an earlier reader had a shard."""
     cell = """
-        import numpy, petastorm, torch
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        import petastorm
         def read(**shard):
             with petastorm.make_batch_reader(folder, **shard) as reader:
-                for batch in reader:
-                    model(torch.as_tensor(numpy.array(batch.y))[:, None]).mean().backward()
-                    optimizer.step()
-        read()
-        if sharded:
-            read(cur_shard=rank, shard_count=size)
+                return sum(len(batch.x) for batch in reader)
+        [read(**shard) for shard in shards]
     """
-    values = {"folder": f"file://{uneven}", "sharded": True}
-    local.run(cell, namespace=values, framework="torch")
-    assert not any("Each rank has read" in line.text for line in local.view.record.recent)
-    local.run(cell, namespace={**values, "sharded": False}, framework="torch")
-    warned = [line for line in local.view.record.recent if "Each rank has read all rows" in line.text]
-    assert [line.rank for line in warned] == [0]
-    assert f"all rows of {uneven}. To read a part on each rank" in warned[0].text
+    part, everything = {"cur_shard": 1, "shard_count": 2}, {"cur_shard": 0, "shard_count": 1}
+    for shards, rows, notices in (([{}, {}], [200, 200], 1), ([part, {}], [90, 200], 0), ([everything], [200], 0)):
+        result = local.run(cell, namespace={"folder": f"file://{uneven}", "shards": shards}, framework="plain")
+        assert result.values == [rows, rows]
+        lines = [line for line in local.view.record.recent if "reads all rows" in line.text]
+        assert [line.rank for line in lines] == [0] * notices
+        assert all(f"{uneven}: each of 2 ranks reads all rows" in line.text for line in lines)
+        (reading, *_) = result.record.ranks[1].readings
+        assert (reading.opened.kind, reading.opened.rows, reading.ended[0].rows) == ("petastorm", 200, rows[0])
+
+
+@pytest.mark.forked("torch")
+def test_transforms_under_petastorms_own_name(local, uneven):
+    """A TransformSpec is checked before a worker starts, as with the functions of sparkring.data.petastorm."""
+    cell = """
+        import numpy as np
+        from petastorm import TransformSpec, make_batch_reader
+        def pairs(rows):
+            rows["pair"] = rows.y.map(lambda y: np.zeros(3, np.float32))
+            return rows[["x", "pair"]]
+        spec = TransformSpec(pairs, [("pair", np.float32, (2,), False)], selected_fields=["x", "pair"])
+        make_batch_reader(folder, transform_spec=spec, cur_shard=rank, shard_count=size)
+    """
+    with pytest.raises(RunFailed, match=r"DataError: .*after the transform, field 'pair' is float32 of shape \(3,\)"):
+        local.run(cell, namespace={"folder": f"file://{uneven}"}, framework="plain")
+
+
+def test_compressed_images():
+    """The extra has what Petastorm's codec of images needs."""
+    pytest.importorskip("cv2", reason="this environment was made before the extra had OpenCV")
+    from petastorm.codecs import CompressedImageCodec
+    from petastorm.unischema import UnischemaField
+
+    field = UnischemaField("image", np.uint8, (4, 3, 3), CompressedImageCodec("png"), False)
+    image = np.arange(36, dtype=np.uint8).reshape(4, 3, 3)
+    assert (field.codec.decode(field, field.codec.encode(field, image)) == image).all()
+
+
+def test_a_converter_under_petastorms_own_name(pair, spark, tmp_path):
+    """The converter of petastorm.spark reads all rows on each rank. A notice says so, instead of a logging error."""
+    from petastorm.spark import SparkDatasetConverter as Real
+    from petastorm.spark import make_spark_converter as real
+
+    spark.conf.set(Real.PARENT_CACHE_DIR_URL_CONF, f"file://{tmp_path}")
+    converter = real(spark.range(64).repartition(4))
+    try:
+        pair.notebook["converter"] = converter
+        result = pair.cell("""
+            with converter.make_torch_dataloader(batch_size=8, num_epochs=1) as loader:
+                rows = sum(len(batch["id"]) for batch in loader)
+            rows
+        """)
+    finally:
+        converter.delete()
+    assert result.values == [64, 64]
+    lines = [line.text for line in result.record.recent]
+    assert len([line for line in lines if "each of 2 ranks reads all rows" in line]) == 1
+    assert not any("Logging error" in line or "hvd_rank" in line for line in lines)
 
 
 def test_a_warning_shows_the_users_line(uneven, monkeypatch):

@@ -15,7 +15,7 @@ _DISTRIBUTIONS = {
     "pyarrow": "'sparkring[data]'",
     "pyspark": "'sparkring[spark]'",
     "PIL": "pillow",
-    "cv2": "opencv-python",
+    "cv2": "opencv-python-headless",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }

@@ -12,6 +12,7 @@ from typing import Any
 from sparkring.capture.picklability import type_name
 from sparkring.compat.petastorm_warnings import silence
 from sparkring.data.folders import has_ended, read_json, this_process, write_json
+from sparkring.data.petastorm.own_name import unaccompanied
 from sparkring.data.petastorm.plan import Path, ReaderPlan, plan_reader
 from sparkring.data.petastorm.source import in_words
 from sparkring.data.petastorm.watching import watch
@@ -187,7 +188,7 @@ def _entered(manager: Any, plan: ReaderPlan) -> Iterator[Any]:
     """Enter Petastorm's context manager, watch its reader, and yield what the context manager yields."""
     with contextlib.ExitStack() as stack:
         try:
-            with in_words(plan.source.name):
+            with in_words(plan.source.name), unaccompanied():
                 made = stack.enter_context(manager)
         except Exception:  # raised again after stopping the reader's workers, which Petastorm leaves running
             reader = getattr(manager, "reader", None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sparkring.compat.petastorm_warnings import silence
 from sparkring.data.petastorm import transform
 from sparkring.data.petastorm.converter import SparkDatasetConverter
+from sparkring.data.petastorm.own_name import unaccompanied
 from sparkring.data.petastorm.plan import Path, bound, plan_reader
 from sparkring.data.petastorm.source import in_words, open_source
 from sparkring.data.petastorm.watching import watch
@@ -71,7 +72,7 @@ def _make(function: str, arguments: tuple[Any, ...], options: dict[str, Any], ba
 
     silence()
     plan = plan_reader(function, arguments, options, batch_size)
-    with in_words(plan.source.name):
+    with in_words(plan.source.name), unaccompanied():
         reader = getattr(petastorm, function)(**plan.options)
     watch(reader, plan)
     return reader

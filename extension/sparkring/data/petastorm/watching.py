@@ -10,6 +10,7 @@ import math
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.data.petastorm.plan import ReaderPlan
@@ -27,8 +28,11 @@ _DEAD_S = 1.5  # if results are still arriving
 _ROWS_AT_ONCE = 32  # counting each row separately would add a fifth to Petastorm's time
 
 
-def watch(reader: Reader, plan: ReaderPlan) -> None:
-    """Count the results that `reader` takes from its queue, and look for dead workers whenever it has to wait."""
+def watch(reader: Reader, plan: ReaderPlan, first: Callable[[], None] | None = None) -> None:
+    """Count the results that `reader` takes from its queue, and look for dead workers whenever it has to wait.
+
+    `first` is called when there is a first result.
+    """
     source, options = plan.source, plan.options
     progress = ReadProgress(
         name=source.name,
@@ -42,7 +46,7 @@ def watch(reader: Reader, plan: ReaderPlan) -> None:
         size_bytes=sum(source.sizes_bytes),
         batch_size=plan.batch_size or 0,
     )
-    reader._results_queue_reader = CountedResults(reader._results_queue_reader, RowTally(progress, plan))
+    reader._results_queue_reader = CountedResults(reader._results_queue_reader, RowTally(progress, plan), first)
     pool = reader._workers_pool
     if hasattr(pool, "_results_receiver_poller"):
         pool._results_receiver_poller = _Poller(pool._results_receiver_poller, Deaths(source.name, pool))
@@ -53,9 +57,10 @@ def watch(reader: Reader, plan: ReaderPlan) -> None:
 class CountedResults:
     """The reader's queue of results. It counts what is read; after a failure, every read raises a DataError."""
 
-    def __init__(self, real: Any, tally: RowTally) -> None:
+    def __init__(self, real: Any, tally: RowTally, first: Callable[[], None] | None = None) -> None:
         self._real = real
         self._tally = tally
+        self._first = first
         self._failed: Exception | None = None
 
     @property
@@ -74,6 +79,9 @@ class CountedResults:
         except Exception as error:  # from the user's transform, or from the files
             self._failed = error
             raise
+        if self._first is not None:
+            self._first()
+            self._first = None
         self._tally.add(item, time.monotonic() - began)
         return item
 

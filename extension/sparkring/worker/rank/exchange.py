@@ -45,8 +45,6 @@ _trained_since = 0.0  # about when that was, as a time.monotonic() time
 _exchanged = False  # whether this process has ever exchanged values with other ranks
 _functional: list[bool] = []  # not empty if this process has called a functional collective of torch
 _connected = False  # whether this process has ever been in a group with other ranks
-_whole: list[str] = []  # what Petastorm's readers have read in this request without a shard
-_in_shards = False  # whether another reader of Petastorm has had a shard in this request
 
 
 def prepare() -> None:
@@ -61,15 +59,13 @@ def prepare() -> None:
     when_imported("horovod.tensorflow.mpi_ops", _watch_horovod_tensorflow)
     for name in _KERAS:
         when_imported(name, _watch_keras_steps)
-    when_imported("petastorm.reader", _watch_petastorm)
 
 
 def begin() -> None:
     """Begin a request."""
-    global _trained_since, _in_shards
+    global _trained_since
     _trained.clear()
-    _whole.clear()
-    _trained_since, _in_shards = 0.0, False
+    _trained_since = 0.0
 
 
 def early(request: Run, namespace: Mapping[str, Any], called: object) -> TrainsAlone | None:
@@ -112,19 +108,6 @@ def _library() -> Literal["torch", "lightning", "accelerate", "keras"]:
         if getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", None):
             return "accelerate"
     return _trained[0]
-
-
-def same_rows() -> str:
-    """Return a sentence if the rank has trained on rows that all ranks have read with Petastorm; otherwise ''.
-
-    If another reader had a shard, the ranks probably read the whole data set to evaluate the model.
-    """
-    if not (_trained and _whole) or _in_shards or world().size == 1:
-        return ""
-    return (
-        f"Each rank has read all rows of {_whole[0]}. To read a part on each rank, give Petastorm's reader "
-        "cur_shard=rank and shard_count=size, or import it from sparkring.data.petastorm."
-    )
 
 
 def _exchanges() -> bool:
@@ -225,18 +208,6 @@ def _watch_horovod_tensorflow(module: types.ModuleType) -> None:
 def _mark_horovod(module: Any) -> None:
     global _exchanged
     _exchanged = _exchanged or not module.is_initialized() or module.size() > 1
-
-
-def _watch_petastorm(module: types.ModuleType) -> None:
-    def note(reader: object, filesystem: object = None, path: object = None, *_: object, **options: object) -> None:
-        global _in_shards
-        path = options.get("dataset_path", path)
-        if options.get("cur_shard") is not None:
-            _in_shards = True
-        else:
-            _whole.append(str(path[0] if isinstance(path, list) else path))
-
-    _call_first(module.Reader, "__init__", note)
 
 
 def _call_first(owner: Any, name: str, mark: Callable[..., object]) -> None:

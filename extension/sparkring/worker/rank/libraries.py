@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import os
 import re
 import socket
@@ -19,10 +21,13 @@ from sparkring.worker.rank.imports import when_imported
 # Lightning's packages: for the Trainer and for Fabric, under the new and the old names.
 _LIGHTNING = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
 
+_PETASTORM = "sparkring.data.petastorm.own_name"  # this product can be taken out of sparkring
+
 
 @functools.cache
 def prepare() -> None:
     """Configure each library as soon as it is imported. Only the first call has an effect."""
+    when_imported("petastorm.reader", _accompany_petastorm)
     when_imported("horovod.common.elastic", _start_no_notification_service)
     when_imported("horovod._keras", horovod_keras_3.adapt)
     when_imported("horovod._keras.callbacks", horovod_keras_3.adapt_callbacks)
@@ -41,6 +46,17 @@ def prepare() -> None:
     when_imported("subprocess", _warn_of_launchers)
     for package in ("keras", "tf_keras"):
         when_imported(f"{package}.src.callbacks", _send_histories_without_model)
+
+
+def begin() -> None:
+    """Begin a request."""
+    if (module := sys.modules.get(_PETASTORM)) is not None:
+        module.begin()
+
+
+def _accompany_petastorm(module: types.ModuleType) -> None:
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module(_PETASTORM).prepare(module)
 
 
 def _start_no_notification_service(module: types.ModuleType) -> None:

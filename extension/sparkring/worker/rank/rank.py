@@ -290,6 +290,7 @@ class Rank:
         """Run one request and report how it ended. sys.exit() with a code other than 0 counts as a failure."""
         current = self.current = CurrentRequest(request)
         exchange.begin()
+        libraries.begin()
         task_context.begin()
         code: object = request.what
         if isinstance(code, messages.NextItem) and self.work is not None:
@@ -336,8 +337,6 @@ class Rank:
             if os.getpid() != self.pid:
                 _leave_forked_child(0)
             self.tell_if_alone(exchange.alone, current)
-            if (rows := exchange.same_rows()) and world.world().rank == 0:
-                _print(f"sparkring: {rows}\n")
             self.report_value(value, current)
         except BaseException as error:  # whatever ends the user's code is the outcome, and is reported
             was_ended = current.item_ends  # read this first, since the driver may end the item at any time
