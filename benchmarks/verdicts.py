@@ -109,12 +109,8 @@ def rows():
         yield numpy.ones((256, 256), "float32"), numpy.ones((256, 1), "float32")  # *
 shape = tf.TensorSpec((256, 256)), tf.TensorSpec((256, 1))
 data = tf.data.Dataset.from_generator(rows, output_signature=shape)
-began = time.time()
-class End(tf.keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch % 10 == 9:
-            self.model.stop_training = hvd.allreduce(tf.constant(float(time.time() - began > SECONDS))).numpy() > 0
-model.fit(data, steps_per_epoch=100_000, epochs=1, verbose=0, callbacks=[End()])  # *
+steps = int(SECONDS * (20 if SLOW else 40))
+model.fit(data.take(steps), epochs=1, verbose=0)  # *
 """
 
 

@@ -102,6 +102,12 @@ def test_what_the_slow_rank_does_is_named(place, named):
     assert named in verdict_words(record)
 
 
+def test_other_threads_of_a_slow_rank_are_named():
+    hog = waiting(1, 0.5, AUGMENT, cpu_s=10.0, process_cpu_s=19.0)
+    assert verdict(record_of(waiting(0, 9.5), hog)).threads
+    assert not verdict(record_of(waiting(0, 9.5, process_cpu_s=29.0), hog)).threads, "those of rank 0 compute as well"
+
+
 def test_several_slow_ranks():
     reports = [
         waiting(rank, 0.4 if rank in (2, 5) else 9.0, *([AUGMENT] if rank in (2, 5) else [])) for rank in range(8)

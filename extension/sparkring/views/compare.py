@@ -57,6 +57,8 @@ def _facts(record: RunRecord, now: float) -> dict[str, str]:
         "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started)) if record.started else "",
         "time": describe.took(record, now),
         **{name: describe.number(value) for name, value in parameters(record.captured).items()},
+        "time went": describe.share_words(rank.spent for rank in record.taking_part if rank.spent is not None),
+        "verdict": describe.verdict_words(record),
         "where": describe.dotted(*describe.facts(record)),
         "line": line if line.startswith("%") else "",
         "data": data,

@@ -25,6 +25,8 @@ BY_CHANCE = 0.001  # about how likely it may be that ranks that are alike seem t
 MUCH_DATA, MUCH_SAVING, MUCH_IDLE, MUCH_QUEUED, MUCH_COLLECTIVE = 0.3, 0.2, 0.4, 0.3, 0.4
 HANGS = 0.9  # with a larger share in collectives, the ranks may be waiting for something that never comes
 ONE_CORE_OF = 4  # a rank that uses one core is named if it may use at least this many
+BUSY_THREADS = 0.2  # if other threads of a slow rank use at least this much of a core, this may be why it is slow
+CROWDED = 0.2  # if ranks could run, but wait for a core during this share of that time, others wait for them, too
 FREE = 0.05  # if a rank waits for a free core during a smaller share of the time, cores are free
 SAME = 0.95  # of functions whose times are about the same, the innermost one is named
 NAMED = 0.02  # smaller shares are not mentioned
@@ -52,7 +54,8 @@ class Verdict(NamedTuple):
     `share` is the share of the time that is lost, or spent in the phase. If other ranks wait for some `ranks`, the own
     part of these takes `ratio` times as long as that of the others, and the fraction `part` of the difference is at
     `place`. Otherwise, `place` is where most of the time is spent. `at_end` says whether the others have mostly waited
-    after they had finished. `cores` is the number of cores that a rank of kind "one core" may use.
+    after they had finished, and `threads` whether other threads of the slow ranks' processes compute as well. `cores`
+    is the number of cores that a rank of kind "one core" may use.
     """
 
     kind: VerdictKind
@@ -62,6 +65,7 @@ class Verdict(NamedTuple):
     place: SpentAt | None = None
     part: float = 0.0
     at_end: bool = False
+    threads: bool = False
     cores: int = 0
 
 
@@ -136,28 +140,35 @@ def _slow_rank(ranks: Sequence[RankRecord], spent: Sequence[TimeSpent]) -> Verdi
         return None
     place, part = _difference(*([(spent[at], shares[at].whole_s) for at in some] for some in (slow, fast)))
     after = statistics.mean(shares[at].after for at in fast)
-    return Verdict("slow rank", share, tuple(ranks[at].rank for at in slow), ratio, place, part, after > share / 2)
+    others = [max(0.0, report.process_cpu_s - report.cpu_s) / max(0.001, report.elapsed_s) for report in spent]
+    threads = min(others[at] for at in slow) >= BUSY_THREADS > 2 * max(others[at] for at in fast)
+    who = tuple(ranks[at].rank for at in slow)
+    return Verdict("slow rank", share, who, ratio, place, part, after > share / 2, threads)
 
 
 def _shares(ranks: Sequence[RankRecord], spent: Sequence[TimeSpent]) -> list[_Shares]:
+    """Return the shares of each rank's time until the last rank ends. The ranks that have finished wait for it."""
+    longest_s = max(report.elapsed_s for report in spent)
+    ended = [rank.state == "finished" for rank in ranks]
+    return _shares_of(spent, [ended[at] * (longest_s - report.elapsed_s) for at, report in enumerate(spent)])
+
+
+def _shares_of(spent: Sequence[TimeSpent], after_s: Sequence[float]) -> list[_Shares]:
     """Return the shares of each rank's time. Of the start, only what it takes longer than the shortest start counts.
 
-    In a short run, imports would otherwise be most of it.
+    In a short run, imports would otherwise be most of it. `after_s` is how long each rank has waited since it finished.
     """
-    longest_s = max(report.elapsed_s for report in spent)
     starts_s = [report.phases.get("start", 0.0) for report in spent]
     own_starts_s = [start_s - report.start_queued_s for start_s, report in zip(starts_s, spent, strict=True)]
     shares = []
-    for rank, report, start_s, own_start_s in zip(ranks, spent, starts_s, own_starts_s, strict=True):
-        after_s = longest_s - report.elapsed_s if rank.state == "finished" else 0.0
-        whole_s = sum(report.phases.values()) - min(starts_s) + after_s or 1.0
+    for report, start_s, own_start_s, end_s in zip(spent, starts_s, own_starts_s, after_s, strict=True):
+        whole_s = sum(report.phases.values()) - min(starts_s) + end_s or 1.0
         waited_s = sum(report.phases.get(name, 0.0) for name in WAITS)
         run_s = sum(report.phases.values()) - start_s - waited_s
         queued_s = min(run_s, report.queued_s - report.start_queued_s)
         own_s = run_s - queued_s + own_start_s - min(own_starts_s)
-        shares.append(
-            _Shares((waited_s + after_s) / whole_s, after_s / whole_s, queued_s / whole_s, own_s / whole_s, whole_s)
-        )
+        of_whole = ((waited_s + end_s) / whole_s, end_s / whole_s, queued_s / whole_s, own_s / whole_s)
+        shares.append(_Shares(*of_whole, whole_s))
     return shares
 
 
@@ -239,17 +250,21 @@ def _without_start(report: TimeSpent) -> TimeSpent:
     return report._replace(phases={name: seconds for name, seconds in report.phases.items() if name != "start"})
 
 
-def _queued_share(spent: Sequence[TimeSpent]) -> float:
-    """Return the share of the time after the start in which the ranks could run, but had no core."""
-    return statistics.mean(
-        (report.queued_s - report.start_queued_s) / max(0.001, report.elapsed_s - report.phases.get("start", 0.0))
-        for report in spent
-    )
-
-
 def _queued(spent: Sequence[TimeSpent]) -> Verdict | None:
-    share = _queued_share(spent)
-    return Verdict("queued", share) if share >= MUCH_QUEUED else None
+    """Return the verdict on ranks that wait for a free core: much of the time, or more than they run."""
+    share, of_run = _queued_shares(spent)
+    is_much = share >= MUCH_QUEUED or (share >= LEAST_SHARE and of_run >= 0.5)
+    return Verdict("queued", share) if is_much else None
+
+
+def _queued_shares(spent: Sequence[TimeSpent]) -> tuple[float, float]:
+    """Return the share of the time after the start in which the ranks could run, but had no core.
+
+    Also return its share of the time in which they could run.
+    """
+    shares = _shares_of(spent, [0.0] * len(spent))
+    queued = statistics.mean(share.queued for share in shares)
+    return queued, queued / max(0.001, queued + statistics.mean(share.own for share in shares))
 
 
 def _one_core(record: RunRecord, ranks: Sequence[RankRecord], spent: Sequence[TimeSpent]) -> Verdict | None:
@@ -259,7 +274,7 @@ def _one_core(record: RunRecord, ranks: Sequence[RankRecord], spent: Sequence[Ti
     uses = [report.process_cpu_s / max(report.elapsed_s, 0.001) for report in spent]
     is_alone = cores and min(cores) >= ONE_CORE_OF and computing >= 0.7 and all(0.8 <= used <= 1.25 for used in uses)
     busy = any(rank.gpus or (rank.used and rank.used.cpu_percent > 150) for rank in ranks)
-    if not is_alone or busy or _queued_share(spent) >= FREE:
+    if not is_alone or busy or _queued_shares(spent)[0] >= FREE:
         return None
     return Verdict("one core", computing, place=_place(spent, "compute"), cores=min(cores))
 
@@ -267,7 +282,7 @@ def _one_core(record: RunRecord, ranks: Sequence[RankRecord], spent: Sequence[Ti
 def _collective(spent: Sequence[TimeSpent]) -> Verdict | None:
     """Return the verdict on ranks that spend much time in collectives, and not because others wait for a core."""
     share = phase_shares(map(_without_start, spent)).get("collective", 0.0)
-    if not MUCH_COLLECTIVE + _queued_share(spent) <= share < HANGS:
+    if not MUCH_COLLECTIVE <= share < HANGS or _queued_shares(spent)[1] >= CROWDED:
         return None
     return Verdict("collective", share, place=_place(spent, "collective"))
 
@@ -327,7 +342,7 @@ def _slow_words(record: RunRecord, judged: Verdict) -> str:
         return words
     rows = _rows_ratio(record, judged.ranks)
     read = f"; it has read {rows:.1f}× as many rows" if rows >= LEAST_RATIO and len(judged.ranks) == 1 else ""
-    return f"{words}: {_percent(judged.part)} of the difference is in {where}{read}{_slow_advice(judged.place)}"
+    return f"{words}: {_percent(judged.part)} of the difference is in {where}{read}{_slow_advice(judged)}"
 
 
 def _rows_ratio(record: RunRecord, slow: Sequence[int]) -> float:
@@ -341,10 +356,12 @@ def _rows_ratio(record: RunRecord, slow: Sequence[int]) -> float:
     return statistics.median(rows[rank] for rank in slow) / usual if usual else 0.0
 
 
-def _slow_advice(place: SpentAt) -> str:
-    match place.phase:
+def _slow_advice(judged: Verdict) -> str:
+    if judged.threads:
+        return "; other threads of its process compute as well, and only one thread at a time runs Python code"
+    match judged.place.phase if judged.place else "":
         case "data":
-            return f"; {_data_advice(place)}"
+            return f"; {_data_advice(judged.place)}"
         case "save":
             return "; save in the background, or let each rank save a part"
         case "start":

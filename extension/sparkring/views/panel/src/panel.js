@@ -19,7 +19,7 @@ export const KERNEL_GONE = "ended with the kernel";
 const TABS = ["stream", "overview", "search", "items", "logs", "metrics", "shards", "checkpoints", "restarts", "displays", "timeline", "code"];
 // The tooltips of tabs without content.
 const NOTHING = { metrics: "no metrics have been reported", shards: "no data set has been read with a reader that reports it",
-  checkpoints: "no checkpoint has been saved", restarts: "the run has not been restarted", displays: "no rank has called display() or plt.show()", timeline: "no timeline has been recorded; use %%horovod --timeline",
+  checkpoints: "no checkpoint has been saved", restarts: "the run has not been restarted", displays: "no rank has called display() or plt.show()", timeline: "no rank has said yet where its time goes",
   code: "the code of the run is not known" };
 
 const BOX_PADDING = 6, OVER_ROOM = 306; // px; panel.css has the same padding and height for .sr-tab and .sr-body
