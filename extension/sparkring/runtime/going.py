@@ -43,6 +43,7 @@ class _Going:
 
 
 _now = _Going()
+_forking = threading.local()
 
 
 def begin(tell: _Tell, grace_s: float) -> None:
@@ -76,7 +77,7 @@ def arm() -> None:
             os.close(written)
             return
         _now.wakes = read, written
-        os.register_at_fork(after_in_child=_in_child)
+        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
         threading.Thread(target=_watch, args=(read,), name="sparkring-sigterm", daemon=True).start()
     signal.signal(signal.SIGTERM, _ignore)
 
@@ -162,6 +163,15 @@ def _ignore(number: int, frame: types.FrameType | None) -> None:
     """Let the thread that watches for SIGTERM do the work."""
 
 
+def _before_fork() -> None:
+    """Let SIGTERM to the child wait for _in_child(): before that, it would write into the pipe of this process."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
 def _in_child() -> None:
     """In a process that the rank has forked, let SIGTERM do what it does by default: multiprocessing relies on it."""
     if signal.getsignal(signal.SIGTERM) is _ignore:
@@ -169,3 +179,4 @@ def _in_child() -> None:
     wakes = signal.set_wakeup_fd(-1)
     if _now.wakes is None or wakes != _now.wakes[1]:  # the user's code has set it
         signal.set_wakeup_fd(wakes)
+    _after_fork()
