@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from sparkring.checkpointing.entries import Entry, Name, best, changed_at, newest
 from sparkring.checkpointing.foreign import ListedFile, Other, recognised
-from sparkring.errors import OptionsError
+from sparkring.errors import CheckpointError, OptionsError
 from sparkring.runtime.storage import Location, locate
 
 DEPTH = 3  # how many levels of folders to search: enough for BACKUP/chief/ckpt-1.index
@@ -21,7 +22,8 @@ class Inventory(NamedTuple):
 
     `entries` are sparkring's checkpoints, newest first; `others` are those of other tools. `checked` says whether every
     byte of `entries` was read, and `exists` says whether the directory exists. `metric` ('' for none) and `mode`
-    determine the best entry.
+    determine the best entry. If the newest entry has a state for each key of a stream, `keys` has the columns of --by,
+    and the number of keys.
     """
 
     directory: str
@@ -32,6 +34,7 @@ class Inventory(NamedTuple):
     metric: str = ""
     mode: Literal["min", "max"] = "min"
     exists: bool = True
+    keys: tuple[tuple[str, ...], int] | None = None
 
     @property
     def newest(self) -> Entry | None:
@@ -81,13 +84,18 @@ def inventory(
     if the directory cannot be listed.
     """
     from sparkring.checkpointing.folder import listing
+    from sparkring.checkpointing.store import keyed_counts
 
     entries = listing(location)
     if check:
         entries = _checked(location, entries, say)
     others = tuple(recognised(_files(location)))
     exists = bool(entries or others) or location.fs.exists(location.path)
-    return Inventory(location.written, time.time(), tuple(entries), others, check, metric, mode, exists)
+    keys, last = None, newest(entries)
+    if last is not None:
+        with contextlib.suppress(CheckpointError):  # what cannot be read is not counted
+            keys = keyed_counts(location, last)
+    return Inventory(location.written, time.time(), tuple(entries), others, check, metric, mode, exists, keys)
 
 
 def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, int, int], None]) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import math
 import numbers
@@ -16,10 +17,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparkring.checkpointing import finite, folder, parts, tensors, tree, writing
+from sparkring.checkpointing import finite, folder, keyed, parts, tensors, tree, writing
 from sparkring.checkpointing.background import PendingSave
 from sparkring.checkpointing.entries import Commit, Entry, Name, best, newest, passed_over, stamp_after
 from sparkring.checkpointing.finite import Watched
+from sparkring.checkpointing.keyed import ALL, StatesByKey
 from sparkring.checkpointing.retention import Mode, Policy, of_lineage
 from sparkring.checkpointing.tree import Leaf
 from sparkring.checkpointing.writing import CheckpointDraft
@@ -27,7 +29,7 @@ from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.runtime import going, report, world
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import here
-from sparkring.runtime.storage import locate
+from sparkring.runtime.storage import Location, locate
 from sparkring.wire import messages
 
 HISTORY = 10_000  # the most entries of `history`; the newest are kept
@@ -252,24 +254,56 @@ class Store:
         self._restored(entry, contents, began)
         return entry.step
 
-    def load(self, which: Which = "latest") -> Any:
+    def load(self, which: Which = "latest", *, key: Any = ALL) -> Any:
         """Return the contents of a checkpoint as new objects: arrays, tensors, models with a saved configuration.
 
-        No existing model or optimizer is needed. `which` has the same meaning as in restore(), except that "latest"
-        always means the newest checkpoint of list(): after --fresh, restore() ignores earlier checkpoints, but load()
-        does not. Raises CheckpointError if there is no checkpoint.
-        """
-        return parts.plain(self._loaded(which)[1])
+            checkpoints("dbfs:/ml/stores").load(key="Ulm")["model"]
 
-    def load_model(self, model: Any, which: Which = "latest", key: str | None = None) -> None:
+        After %%stream with --by, the contents are a dict from keys to the variables of their states, whatever the
+        number of ranks. `key` asks for the variables of one key: a value of the column, or a tuple if there are several
+        columns. No existing model or optimizer is needed. `which` has the same meaning as in restore(), except that
+        "latest" always means the newest checkpoint of list(): after --fresh, restore() ignores earlier checkpoints, but
+        load() does not. Raises CheckpointError if there is no checkpoint, or if it has no state for the key.
+        """
+        entry, saved = self._loaded(which)
+        if isinstance(saved, StatesByKey):
+            return saved.whole() if key is ALL else parts.plain(saved.tree(key))
+        if key is not ALL:
+            raise self._not_by_key(entry)
+        return parts.plain(saved)
+
+    def keys(self, which: Which = "latest") -> builtins.list[Any]:
+        """Return the keys that have a state in a checkpoint of %%stream with --by, in order.
+
+        `which` has the same meaning as in load(). Raises CheckpointError if there is no checkpoint, or if it does not
+        have a state for each key.
+        """
+        entry, saved = self._loaded(which)
+        if not isinstance(saved, StatesByKey):
+            raise self._not_by_key(entry)
+        return keyed.in_order(saved.trees)
+
+    def key_columns(self, entry: Entry) -> tuple[str, ...]:
+        """Return the columns of --by if a checkpoint has a state for each of their values; otherwise ()."""
+        counts = keyed_counts(self._location, entry)
+        return counts[0] if counts else ()
+
+    def load_model(self, model: Any, which: Which = "latest", key: Any = None) -> None:
         """Restore only a model, in place, from the value `key` of a saved state.
 
         By default, this is the `model` of the state, its only value, or the only one that was saved from a model of the
-        same kind. In a checkpoint of %%stream, the values are the variables of the stream's state. You need no objects
-        for the other values, such as the optimizer. Random states are left as they are. `which` has the same meaning as
-        in load(). Raises CheckpointError if there is no checkpoint, or if it does not fit the model.
+        same kind. In a checkpoint of %%stream, the values are the variables of the stream's state. After %%stream with
+        --by, `key` is the key whose model is restored. You need no objects for the other values, such as the optimizer.
+        Random states are left as they are. `which` has the same meaning as in load(). Raises CheckpointError if there
+        is no checkpoint, or if it does not fit the model.
         """
         entry, saved = self._loaded(which)
+        if isinstance(saved, StatesByKey):
+            saved, key = saved.tree(key), None
+        self.put_model(model, entry, saved, key)
+
+    def put_model(self, model: Any, entry: Entry, saved: dict[str, Any], key: str | None = None) -> None:
+        """Put the value `key` of the tree of a state into a model, as load_model() does."""
         values = variables_of(saved)
         if key is None:
             key = _model_among(values, model)
@@ -506,17 +540,44 @@ class Store:
             ) from error
 
     def _loaded(self, which: Which) -> tuple[Entry, Any]:
-        """Read a checkpoint. Return it with the tree of its state. Raises CheckpointError if it does not exist."""
+        """Read a checkpoint. Return it with the tree of its state, or with the StatesByKey that all ranks have saved.
+
+        Raises CheckpointError if it does not exist.
+        """
         self.wait()
-        checkpoint = self._read(which, {})
+        checkpoint = self._read(which, {}, self._read_whole)
         if checkpoint is None:
             raise self._missing("checkpoint")
-        entry, contents = checkpoint
-        return entry, contents.tree("state")
+        return checkpoint
 
-    def _read(self, which: Which, room: Room) -> tuple[Entry, CheckpointContents] | None:
+    def states_by_key(self, entry: Entry) -> StatesByKey:
+        """Return the states that a checkpoint of %%stream with --by has, of all ranks."""
+        _, states = self._loaded(entry)
+        if not isinstance(states, StatesByKey):
+            raise self._not_by_key(entry)
+        return states
+
+    def _not_by_key(self, entry: Entry) -> CheckpointError:
+        return CheckpointError(
+            f"the checkpoint {entry.name} in {self.directory} has a single state, not one for each key: only %%stream "
+            "with --by saves those."
+        )
+
+    def _read_whole(self, entry: Entry, room: Room) -> Any:
+        """Return the tree of a checkpoint's state, or the StatesByKey that all ranks have saved."""
+        if not self.key_columns(entry):
+            return self._read_contents(entry, room).tree("state")
+        ranks = range(self._commit_of(entry).size)
+        name = f"the checkpoint {entry.name} in {self.directory}"
+        return keyed.joined(name, (self._read_shard(entry, rank, {}).tree("state") for rank in ranks))
+
+    def _read(
+        self, which: Which, room: Room, read: Callable[[Entry, Room], Any] | None = None
+    ) -> tuple[Entry, Any] | None:
+        """Return a checkpoint and what `read` returns for it; by default, its CheckpointContents."""
+        read = read or self._read_contents
         if which not in ("latest", "best"):
-            return self._read_named(which, room)
+            return self._read_named(which, room, read)
         passed = False
         for entry in self._candidates("latest" if which == "latest" else "best"):
             if entry.state == "corrupt":
@@ -526,7 +587,7 @@ class Store:
                 self._skip_damaged(entry, entry.reason)
                 continue
             try:
-                return entry, self._read_contents(entry, room)
+                return entry, read(entry, room)
             except CheckpointDamagedError as error:
                 if entry.commit is not None and entry.commit.sharded and world.world().size > 1:
                     # This rank must not skip the checkpoint: ranks whose own files are intact would still restore it.
@@ -574,12 +635,14 @@ class Store:
         entry = newest(entries) or (entries[0] if entries else None)  # with NaN, if it is asked for by its step
         return entry, f"checkpoint of step {step:,}"
 
-    def _read_named(self, which: int | str | Entry, room: Room) -> tuple[Entry, CheckpointContents]:
+    def _read_named(
+        self, which: int | str | Entry, room: Room, read: Callable[[Entry, Room], Any]
+    ) -> tuple[Entry, Any]:
         entry, words = self._named(which)
         if entry is None:
             raise self._missing(words)
         try:
-            return entry, self._read_contents(entry, room)
+            return entry, read(entry, room)
         except CheckpointDamagedError as error:
             writing.tell_damaged(self._location, entry, str(error))
             raise CheckpointError(
@@ -670,6 +733,29 @@ class CheckpointContents(NamedTuple):
         start = f"{which}/"
         leaves = {name.removeprefix(start): leaf for name, leaf in self.leaves.items() if name.startswith(start)}
         return tree.rebuild(self.state if which == "state" else self.random, leaves)
+
+
+def keyed_counts(location: Location, entry: Entry) -> tuple[tuple[str, ...], int] | None:
+    """Return the columns of --by, and the number of keys, if a checkpoint has a state for each key; otherwise None.
+
+    Only the beginning of each rank's file is read. Raises CheckpointDamagedError or CheckpointError.
+    """
+    commit = entry.commit
+    try:
+        commit = folder.read_commit(location, entry.name) if commit is None else commit
+        if not commit.sharded:
+            return None
+        total, by = 0, tuple[str, ...]()
+        with folder.in_words(f"the checkpoint {entry.name} in {location.written} cannot be read"):
+            for file in commit.files:
+                metadata = tensors.read_metadata(location / entry.name / file.name, file)
+                counts = keyed.columns_and_count(metadata.get("state"))
+                if counts is None:
+                    return None
+                by, total = counts[0], total + counts[1]
+    except FileNotFoundError:
+        raise CheckpointDamagedError("one of its files is missing") from None
+    return by, total
 
 
 def save_batch(store: Store, batch_id: int, state: dict[str, Any]) -> None:

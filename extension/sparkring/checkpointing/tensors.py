@@ -188,6 +188,14 @@ def read(
     return _json(metadata.get(_OURS, "{}"), written.name), leaves
 
 
+def read_metadata(file: Location, written: File) -> dict[str, Any]:
+    """Read only the metadata of a file, and check the file's size, but not its digest. Raises the errors of read()."""
+    check_size(file, written)
+    with file.fs.open(file.path, "rb") as source:
+        _, metadata = _Reading(source, None, written.size_bytes, written.name).header()
+    return _json(metadata.get(_OURS, "{}"), written.name)
+
+
 def check_digest(file: Location, written: File) -> None:
     """Raise CheckpointDamagedError if a file's bytes are not those that were written. Raises OSError."""
     digest, room = Digest(), _room(CHUNK_BYTES).data

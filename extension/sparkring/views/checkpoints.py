@@ -155,6 +155,9 @@ def folder_words(inventory: Inventory) -> list[str]:
         run = f" by run {first_line(commit.run_id, 80)}" if commit.run_id else ""
         when_saved, where = ago(inventory.time - commit.time), counted(commit.size, "rank")
         sentences.append(f"The resume point is step {newest.step:,}, saved {when_saved}{run} on {where}.")
+    if inventory.keys is not None:
+        by, count = inventory.keys
+        sentences.append(f"It has a state for each of {counted(count, 'key')} ({named(by, METRICS_LISTED)}).")
     if best is not None and best.commit is not None:
         value = number(best.commit.metrics[inventory.metric])
         sentences.append(f"The best by {inventory.metric} ({inventory.mode}) is step {best.step:,}: {value}.")

@@ -140,7 +140,7 @@ def predict(
     inputs: Columns,
     returns: str | DataType | Mapping[str, str | DataType] | None = None,
     which: Which = "latest",
-    key: str | None = None,
+    key: str | Sequence[str] | None = None,
     version: str | None = None,
     refresh_s: float | None = None,
     batch_size: int = 1024,
@@ -187,7 +187,9 @@ def predict(
         called `prediction`.
     which: for checkpoints, "latest", "best" (of a store with a metric), a step, or a name. The checkpoint is looked up
         once, during this call, unless refresh_s is set.
-    key: for checkpoints, the name of the value that is the model, if it is neither `model` nor the only model.
+    key: for checkpoints, the name of the value that is the model, if it is neither `model` nor the only model. For
+        checkpoints of %%stream with --by, the name of the column (or a list of names) that has each row's key: the row
+        is scored by the model of this key. A key without a state is an error, or null with on_error="null".
     version: for checkpoints, the name of a new column that has the step of the checkpoint that made each prediction.
     refresh_s: for a streaming DataFrame and which="latest" or "best", how often each model process looks for a newer or
         better checkpoint, in seconds. It loads such a checkpoint in the background, and uses it for the rows that are

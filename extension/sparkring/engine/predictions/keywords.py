@@ -25,7 +25,7 @@ class PredictKeywords(TypedDict, total=False):
     inputs: Required[Columns]
     returns: str | DataType | Mapping[str, str | DataType] | None
     which: Which
-    key: str | None
+    key: str | Sequence[str] | None
     version: str | None
     batch_size: int
     transform: Transform | None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 
+from sparkring.checkpointing.entries import Entry
 from sparkring.checkpointing.store import Store, Which, checkpoints
 from sparkring.data.columns import Caller
 from sparkring.data.layout import (
@@ -30,6 +31,7 @@ from sparkring.history.describe import counted
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import locate
 from sparkring.worker.model import outputs, predictors
+from sparkring.worker.model.by_key import key_input
 from sparkring.worker.model.inputs import Described
 from sparkring.worker.model.outputs import PredictedColumn
 from sparkring.worker.model.predictors import Autocast
@@ -93,7 +95,7 @@ class Settings:
     on_error: OnError = "raise"
     probe: bool = True
     autocast: Autocast | torch.dtype | None = None
-    key: str | None = None
+    key: str | Sequence[str] | None = None
     version: str | None = None
     refresh_s: float | None = None
     caller: Caller = "predict"
@@ -129,10 +131,51 @@ class Settings:
         """The columns of each input, by the input's name."""
         return groups_of(self.inputs, "inputs") or {}
 
+    @functools.cached_property
+    def stored(self) -> tuple[Store, Entry] | None:
+        """The store and the checkpoint that is used at first, or None if the model itself was passed."""
+        model = self.model
+        if isinstance(model, str | os.PathLike):
+            place = locate(model)
+            if place.fs.isfile(place.path):
+                raise _other_file(os.fspath(model)) or OptionsError(f"{place.written} is a file: {_PASSED}.")
+            model = checkpoints(model)
+        if not isinstance(model, Store):
+            return None
+        try:
+            return model, model.find(self.which)
+        except CheckpointError as error:
+            raise _other_file(model.directory) or error from None
+
+    @functools.cached_property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns whose values are the keys, if the checkpoint has a model for each key; otherwise ().
+
+        Raise OptionsError if `key` does not name such columns.
+        """
+        if self.stored is None:
+            return ()
+        store, entry = self.stored
+        by = store.key_columns(entry)
+        given = (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
+        what = f"the checkpoint {entry.name} in {store.directory}"
+        if not by:
+            if not isinstance(self.key, str | None):
+                raise OptionsError(f"key={self.key!r}: {what} has a single state, so key is the name of a value.")
+            return ()
+        if len(given) != len(by):
+            columns = repr(by[0]) if len(by) == 1 else repr(list(by))
+            raise OptionsError(
+                f"{what} has a model for each value of {', '.join(by)}: name the column of the data that has "
+                f"these values, as in key={columns}."
+            )
+        return given
+
     @property
     def used(self) -> tuple[str, ...]:
-        """The columns of all inputs."""
-        return tuple(dict.fromkeys(name for group in self.groups.values() for name in members_of(group)))
+        """The columns of all inputs, and those of the keys."""
+        inputs = (name for group in self.groups.values() for name in members_of(group))
+        return tuple(dict.fromkeys((*inputs, *self.key_columns)))
 
     @property
     def by_name(self) -> bool:
@@ -150,31 +193,29 @@ class Settings:
         Raise DataError if `fill` or `raw` is invalid, or names a column that is not an input.
         """
         making = making_of(self.fill, self.raw, self.used, "inputs", self.caller)
-        return Described(BatchLayout(data, self.groups, making, dtype_of(self.dtype), self.transform))
+        keys = {key_input(number): name for number, name in enumerate(self.key_columns)}
+        transform = self.transform
+        if transform is not None and keys:
+            transform = functools.partial(_beside, transform, tuple(keys))
+        return Described(BatchLayout(data, {**self.groups, **keys}, making, dtype_of(self.dtype), transform))
 
     def source(self) -> ModelSource:
         """Return the source of the model. Checkpoints are looked up during this call.
 
         Raise OptionsError if `model` is neither a model nor a directory of checkpoints, or does not support `autocast`.
         """
-        model = self.model
-        if isinstance(model, str | os.PathLike):
-            place = locate(model)
-            if place.fs.isfile(place.path):
-                raise _other_file(os.fspath(model)) or OptionsError(f"{place.written} is a file: {_PASSED}.")
-            model = checkpoints(model)
-        if isinstance(model, Store):
-            try:
-                entry = model.find(self.which)
-            except CheckpointError as error:
-                raise _other_file(model.directory) or error from None
+        if self.stored is not None:
+            model, entry = self.stored
             text = f"predicting with the checkpoint of step {entry.step:,} in {model.directory} ({entry.name})"
+            by_key = bool(self.key_columns)
+            key = self.key if isinstance(self.key, str) and not by_key else None
             if self.refresh_s is None:
                 tell(text)
-                return Saved(model, entry, self.make_model, self.key)
+                return Saved(model, entry, self.make_model, key, by_key=by_key)
             tell(f"{text}, and with {'newer' if self.which == 'latest' else 'better'} ones as soon as they are found")
             which: Literal["latest", "best"] = "latest" if self.which == "latest" else "best"
-            return Followed(model, entry, self.make_model, self.key, which, self.refresh_s)
+            return Followed(model, entry, self.make_model, key, which, self.refresh_s, by_key=by_key)
+        model = self.model
         for name in ("key", "version", "refresh_s"):
             if getattr(self, name) is not None:
                 raise OptionsError(
@@ -263,6 +304,8 @@ class Settings:
                 return predict(arrays), small
         except (DataError, OptionsError):
             raise
+        except CheckpointError as error:  # a key has no state
+            raise _ModelFailed(str(error)) from error
         except Exception as error:  # the model is the user's code
             given = ", ".join(f"`{name}`: {outputs.described(array)}" for name, array in arrays.items())
             raise _ModelFailed(
@@ -344,6 +387,12 @@ def _other_file(path: str) -> OptionsError | None:
             advice = how.format(path=f"{folder.rstrip('/')}/{name}", folder=folder)
             return OptionsError(f"{reason}: load the model yourself, and pass it. For this file, use {advice}.")
     return None
+
+
+def _beside(transform: Transform, keys: tuple[str, ...], batch: Batch) -> Mapping[str, Any]:
+    """Call the user's transform with a batch without the arrays of keys, and return these beside its results."""
+    results: Any = transform({name: array for name, array in batch.items() if name not in keys})
+    return {**results, **{name: batch[name] for name in keys}} if isinstance(results, Mapping) else results
 
 
 def _first(rows: int) -> str:

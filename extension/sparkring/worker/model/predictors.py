@@ -145,6 +145,9 @@ def predictor_of(model: Any, *, by_name: bool, autocast: Autocast | None = None)
     `by_name` is true and the model has inputs with these names, otherwise in the order of the dict. With `autocast`, a
     torch module computes under torch.autocast(). Raise OptionsError if this is impossible.
     """
+    if hasattr(type(model), "predictor"):  # a model for each key
+        predict: Predict = model.predictor(by_name=by_name, autocast=autocast)
+        return predict
     check_autocast(model, autocast)
     if is_torch(model):
         return _of_torch(model, by_name, autocast)

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
+from sparkring.checkpointing import parts
 from sparkring.checkpointing.entries import Entry
 from sparkring.checkpointing.store import Store, variables_of
 from sparkring.errors import CheckpointError, CheckpointStorageError, OptionsError
 from sparkring.worker.model import predictors
+from sparkring.worker.model.by_key import ModelsByKey
 from sparkring.worker.model.scorer import error_text
 
 _TRIES = 3  # how many checkpoints are tried before the first one is in use
@@ -22,13 +24,15 @@ class Saved:
     """A model whose weights are in one checkpoint.
 
     `make_model` makes the model into which the weights are loaded; None for a Keras model with its configuration. `key`
-    is as for Store.load_model().
+    is as for Store.load_model(). With `by_key`, there is a model for each key, and `key` is None.
     """
 
-    def __init__(self, store: Store, entry: Entry, make_model: Callable[[], Any] | None, key: str | None) -> None:
+    def __init__(
+        self, store: Store, entry: Entry, make_model: Callable[[], Any] | None, key: str | None, *, by_key: bool = False
+    ) -> None:
         # A copy has no save that is still being written, and need not send the history to the model processes.
         self._store = replace(store, history=[])
-        self._entry, self._make_model, self._key = entry, make_model, key
+        self._entry, self._make_model, self._key, self._by_key = entry, make_model, key, by_key
 
     @property
     def label(self) -> str:
@@ -43,15 +47,33 @@ class Saved:
         return self._loaded(self._entry)
 
     def _loaded(self, entry: Entry) -> Any:
+        if self._by_key:
+            states = self._store.states_by_key(entry)
+            return ModelsByKey(states, lambda saved: self._model(entry, saved))
         if self._make_model is not None:
-            model = self._make_model()
-            if not predictors.is_model(model):
-                raise OptionsError(
-                    f"make_model returned a `{type(model).__name__}`: it must return a torch module or a Keras model."
-                )
+            model = self._made()
             self._store.load_model(model, entry.name, self._key)
             return model
-        values = variables_of(self._store.load(entry.name))
+        return self._with_configuration(entry, variables_of(self._store.load(entry.name)))
+
+    def _made(self) -> Any:
+        assert self._make_model is not None
+        model = self._make_model()
+        if not predictors.is_model(model):
+            raise OptionsError(
+                f"make_model returned a `{type(model).__name__}`: it must return a torch module or a Keras model."
+            )
+        return model
+
+    def _model(self, entry: Entry, saved: dict[str, Any]) -> Any:
+        """Return the model of a key from the tree of its state."""
+        if self._make_model is None:
+            return self._with_configuration(entry, parts.plain(saved))
+        model = self._made()
+        self._store.put_model(model, entry, saved)
+        return model
+
+    def _with_configuration(self, entry: Entry, values: dict[str, Any]) -> Any:
         models = {name: value for name, value in values.items() if predictors.is_model(value)}
         key = self._key or ("model" if "model" in models or len(models) != 1 else next(iter(models)))
         if key in models:
@@ -90,8 +112,10 @@ class Followed(Saved):
         key: str | None,
         which: Literal["latest", "best"],
         every_s: float,
+        *,
+        by_key: bool = False,
     ) -> None:
-        super().__init__(store, entry, make_model, key)
+        super().__init__(store, entry, make_model, key, by_key=by_key)
         self._which, self._every_s = which, every_s
         self._unusable: set[str] = set()
         self._is_failing = False
