@@ -31,7 +31,7 @@ from sparkring.data.delta import LOG, Table, read_table, table_of, unpacked
 from sparkring.data.where import Where, compile_where, nearest
 from sparkring.errors import DataError, PathError
 from sparkring.runtime.kernel import tell
-from sparkring.runtime.storage import Location, locate
+from sparkring.runtime.storage import Location, locate, protocols
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -323,8 +323,8 @@ def arrow_file_system(fs: AbstractFileSystem) -> Any:
     return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fs))
 
 
-def open_file(dataset: Dataset, file: int) -> Any:
-    """Open file number `file`. The caller must close it.
+def open_file(dataset: Dataset, file: int, content: Callable[[], bytes] | None = None) -> Any:
+    """Open file number `file`, or what `content` returns, the content of this file. The caller must close it.
 
     Raise DataError if the file cannot be read, or if it has been removed or rewritten since the data set was opened.
     """
@@ -335,26 +335,36 @@ def open_file(dataset: Dataset, file: int) -> Any:
         # By default, Arrow reads whole columns of a row group before it decodes them. With a buffer, Arrow reads and
         # decodes one piece after another, which is faster for local files. In remote storage, each piece is a request,
         # so a buffer is used only for large row groups, whose columns would otherwise need too much memory.
-        if dataset.local:
+        if content is not None:
+            parquet_file = pq.ParquetFile(pa.BufferReader(content()))
+        elif dataset.local:
             # With pre_buffer=True, the default in pyarrow 26, Arrow would read whole columns in spite of the buffer.
             parquet_file = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)
         else:
             large = max(group.size_bytes for group in known.row_groups) > LARGE_BYTES
             parquet_file = pq.ParquetFile(
-                dataset.fs.open(known.path, "rb"),
-                metadata=_remote_footer(dataset.fs, known.path, known.version),
+                _opened(dataset.fs, known.path, known.size_bytes),
+                metadata=_remote_footer(dataset.fs, known.path, known.size_bytes, known.version),
                 buffer_size=REMOTE_BUFFER_BYTES if large else 0,
                 pre_buffer=not large,
             )
     except FileNotFoundError:
         raise DataError(f"{known.path} has been removed since {_called(dataset)} was opened.") from None
     except BROKEN as error:
+        with contextlib.suppress(OSError):
+            dataset.fs.invalidate_cache(known.path)
+            if dataset.fs.size(known.path) != known.size_bytes:
+                raise _rewritten(dataset, known.path) from None
         raise _broken(known.path, error) from error
     rows = [parquet_file.metadata.row_group(group).num_rows for group in range(parquet_file.metadata.num_row_groups)]
     if rows != [group.rows_in_file for group in known.row_groups]:
         parquet_file.close(force=True)
-        raise DataError(f"{known.path} has been rewritten since {_called(dataset)} was opened: open it again.")
+        raise _rewritten(dataset, known.path)
     return parquet_file
+
+
+def _rewritten(dataset: Dataset, path: str) -> DataError:
+    return DataError(f"{path} has been rewritten since {_called(dataset)} was opened: open it again.")
 
 
 def _called(dataset: Dataset) -> str:
@@ -362,13 +372,18 @@ def _called(dataset: Dataset) -> str:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _remote_footer(fs: AbstractFileSystem, path: str, version: str) -> pq.FileMetaData:
+def _remote_footer(fs: AbstractFileSystem, path: str, size_bytes: int, version: str) -> pq.FileMetaData:
     """Return a remote file's footer. It is cached, because requests cost time and money.
 
     `version` is used only as a key of the cache: if a file has been rewritten, its footer is read again.
     """
-    with fs.open(path, "rb") as opened:
+    with _opened(fs, path, size_bytes) as opened:
         return pq.read_metadata(opened)
+
+
+def _opened(fs: AbstractFileSystem, path: str, size_bytes: int) -> Any:
+    """Open a remote file. If its size is known, s3fs need not ask for it."""
+    return fs.open(path, "rb", **({"size": size_bytes} if "s3" in protocols(fs) else {}))
 
 
 # ── Files ─────────────────────────────────────────────────────────────────────

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import posixpath
 import queue
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,6 +24,8 @@ from sparkring.errors import DataError
 Made = TypeVar("Made")
 
 READ_BYTES, READ_ROWS = 32_000_000, 65_536  # the most bytes and the most rows to decode at a time
+# A remote file of at most this size is fetched whole; at most FETCHED files are fetched or kept at a time.
+WHOLE_BYTES, FETCHED = 2_000_000, 16
 OPEN_FILES = 16  # the largest number of local files that are open at a time
 LOOK_EVERY_S = 0.2  # how often to check whether the reading thread is alive
 
@@ -44,7 +48,8 @@ def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int) -> Iterator
     a DataError that names the row group and its file.
     """
     ends = list(itertools.accumulate(row_range.rows for row_range in ranges))
-    with contextlib.closing(_Files(dataset)) as files:
+    upcoming = [file for file, _ in itertools.groupby(row_range.file for row_range in ranges)]
+    with contextlib.closing(_Files(dataset, upcoming)) as files:
         stored = _Taken(batch for pass_ranges in _passes(ranges) for batch in files.read(pass_ranges))
         for begin in range(0, ends[-1] if ends else 0, rows):
             end = min(begin + rows, ends[-1])
@@ -101,10 +106,16 @@ def _place(dataset: Dataset, row_range: RowRange) -> str:
 
 
 class _Files:
-    """Reads ranges of rows. A file stays open after a range, because a later range may be in the same file."""
+    """Reads ranges of rows. A file stays open after a range, because a later range may be in the same file.
 
-    def __init__(self, dataset: Dataset) -> None:
+    A small remote file is fetched whole, with one request, and several of the `upcoming` files are fetched at a time.
+    """
+
+    def __init__(self, dataset: Dataset, upcoming: Iterable[int] = ()) -> None:
         self._dataset = dataset
+        self._upcoming = iter(() if dataset.local else filter(self._is_small, upcoming))
+        self._fetched: dict[int, Future[bytes]] = {}
+        self._pool: ThreadPoolExecutor | None = None
         self._open: dict[int, Any] = {}  # in the order in which they were opened
         # Only one remote file is open at a time, because an open remote file keeps read-ahead data in memory.
         self._most = OPEN_FILES if dataset.local else 1
@@ -112,6 +123,8 @@ class _Files:
     def close(self) -> None:
         while self._open:
             self._close_first()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _close_first(self) -> None:
         self._open.pop(next(iter(self._open))).close(force=True)
@@ -120,8 +133,28 @@ class _Files:
         if number not in self._open:
             if len(self._open) == self._most:
                 self._close_first()
-            self._open[number] = open_file(self._dataset, number)
+            whole = not self._dataset.local and self._is_small(number)
+            content = functools.partial(self._content, number) if whole else None
+            self._open[number] = open_file(self._dataset, number, content)
         return self._open[number]
+
+    def _is_small(self, number: int) -> bool:
+        return self._dataset.files[number].size_bytes <= WHOLE_BYTES
+
+    def _content(self, number: int) -> bytes:
+        """Return the content of a file, and go on fetching files that come after it."""
+        self._pool = self._pool or ThreadPoolExecutor(FETCHED, thread_name_prefix="sparkring-files")
+        first = self._fetched.pop(number, None) or self._pool.submit(self._fetch, number)
+        for later in itertools.islice(self._upcoming, FETCHED - len(self._fetched)):
+            if later != number and later not in self._fetched:
+                self._fetched[later] = self._pool.submit(self._fetch, later)
+        return first.result()
+
+    def _fetch(self, number: int) -> bytes:
+        file = self._dataset.files[number]
+        # Without an end, s3fs would ask for the size.
+        content: bytes = self._dataset.fs.cat_file(file.path, start=0, end=file.size_bytes)
+        return content
 
     def read(self, wanted: Sequence[RowRange]) -> Iterator[pa.RecordBatch]:
         """Yield the chosen columns of some ranges, in batches. The ranges are read in one pass over their row group."""

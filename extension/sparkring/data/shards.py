@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 SHUFFLED_ROWS = 65_536
 SHUFFLED_BYTES = 16_000_000  # by default, a window holds at most SHUFFLED_ROWS rows and SHUFFLED_BYTES bytes
+SHUFFLED_GROUPS = 32  # and, in remote storage, the rows of about this number of row groups
 PROBED_ROWS = 16  # the number of rows from which `spec` is found
 # With a transform, this number of batches is read ahead for each of the buffers that `prefetch` asks for.
 TRANSFORMED_AHEAD = 8
@@ -606,7 +607,7 @@ class Shards:
             return
         before, _ = planning.begun(self.start, self.size, self.window, self.batch_size)
         key = (self.start.seed, self.start.epoch, len(before.legs), self.rank)
-        length = self.window or _buffer_rows(self.batch_size, self.dataset)
+        length = self.window or _buffer_rows(self.batch_size, self.dataset, 1)
         end = self._end(shard)
         first, inside = divmod(shard.read, length)  # `inside` rows of the first window have been read
         numbers = range(first + worker, -(-end // length), workers)
@@ -676,9 +677,15 @@ def _window(shuffle: bool | int, batch_size: int, dataset: Dataset) -> int:
     return rows and max(1, rows // batch_size) * batch_size
 
 
-def _buffer_rows(batch_size: int, dataset: Dataset) -> int:
-    """Return the default number of rows in a window: whole batches, at least one."""
+def _buffer_rows(batch_size: int, dataset: Dataset, groups: int = SHUFFLED_GROUPS) -> int:
+    """Return the default number of rows in a window: whole batches, at least one.
+
+    In remote storage, a window has the rows of about `groups` row groups, however small they are. Each row group is
+    read with requests of its own, and the first batch comes when the first window is complete.
+    """
     rows = min(SHUFFLED_ROWS, int(SHUFFLED_BYTES / max(1.0, dataset.row_bytes())))
+    if not dataset.local:
+        rows = min(rows, groups * dataset.rows // dataset.row_groups)
     return max(1, rows // batch_size) * batch_size
 
 
