@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkring.history.events import AtLine, Metrics
-from sparkring.history.progress import slowest
+from sparkring.history.progress import moved_at, slowest
 from sparkring.history.stacks import CELL_NAME
 from sparkring.runtime import loops
 from sparkring.worker.rank.cell import compile_cell
@@ -126,3 +126,11 @@ def test_the_progress_of_a_loop(replayed: Any) -> None:
     assert progress is not None
     assert (progress.rank, progress.fraction, progress.left_s) == (1, 0.375, pytest.approx(20))
     assert slowest(replayed(*reports, Metrics({"loss": 0.5}, time=10.0, rank=0)), 10.0) is None
+
+
+def test_when_a_rank_last_moved(replayed: Any) -> None:
+    assert moved_at(replayed()) == 0
+    assert moved_at(replayed(Metrics({"loss": 1.0}, time=5.0))) == 0, "it has no step"
+    assert moved_at(replayed(Metrics({"loss": 1.0}, step=1, time=5.0), Metrics({}, step=1, time=6.0, rank=1))) == 6
+    looks = [AtLine(3, (), (1, 9), time=7.0), AtLine(4, (), (1, 9), time=8.0)]
+    assert moved_at(replayed(*looks)) == 7, "the loop is in the same iteration"

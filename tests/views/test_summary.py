@@ -90,7 +90,7 @@ def test_in_a_notebook_the_whole_log_is_no_path(replayed, monkeypatch):
     monkeypatch.setattr("sparkring.history.describe.run.in_notebook", lambda: True)
     record = replayed(RankFailed(3.0, 1, FAILURE), RunFinished(4.0, "failed", "", 1))
     assert describe.explain_failure(record).endswith("\n\nWhole log: %logs 2026-11-20_14-03-22_a1b2 --rank 1")
-    assert describe.explain_timeout(replayed(), 30).endswith("\n\nWhole logs: %logs 2026-11-20_14-03-22_a1b2")
+    assert describe.explain_timeout(replayed(), "30 s").endswith("\n\nWhole logs: %logs 2026-11-20_14-03-22_a1b2")
 
 
 def test_how_long_a_run_took(replayed):
@@ -187,7 +187,7 @@ def test_a_timeout_says_where_each_rank_stood(replayed):
         size=6,
         code=CODE,
     )
-    assert describe.explain_timeout(record, 30) == (
+    assert describe.explain_timeout(record, "the time limit of 30 s passed") == (
         "the time limit of 30 s passed\n\n"
         "  ranks 0, 1 finished\n"
         "  ranks 2, 3 wait at cell line 7: `train(3)`, in socket.py:9 recv\n"
@@ -273,13 +273,13 @@ def test_only_ranks_that_take_part_are_counted(replayed):
     assert describe.states(record) == {"finished": 2}
     assert describe.outcome(record) == "ranks 0, 2 of 4 finished"
     assert describe.ranks(replayed(size=64, ranks=tuple(range(0, 64, 3)))) == "22 of 64 ranks"
-    assert describe.explain_timeout(replayed(**part), 3).splitlines()[2] == "  ranks 0, 2 do not respond"
+    assert describe.explain_timeout(replayed(**part), "3 s").splitlines()[2] == "  ranks 0, 2 do not respond"
 
 
 def test_a_timeout_before_the_ranks_were_up(replayed):
     record = replayed(MemberJoined(2.0, 0, "node-0"), up=False)
     expected = "the time limit of 30 s passed before the ranks were up: 1 of 2 ranks have connected"
-    assert describe.explain_timeout(record, 30) == expected
+    assert describe.explain_timeout(record, "the time limit of 30 s passed") == expected
 
 
 def test_the_closing_line(replayed):

@@ -255,6 +255,12 @@ def places(record: RunRecord) -> dict[int, Metrics]:
     return {rank: course.newest for rank, course in _courses(record).items()}
 
 
+def moved_at(record: RunRecord) -> float:
+    """Return when a rank last made a step or ended an epoch, as far as it is known; 0 before the first one."""
+    reported = max((course.newest.time for course in _courses(record).values()), default=0.0)
+    return max([reported, *(rank.looped for rank in record.taking_part)])
+
+
 def paces(record: RunRecord) -> dict[int, Pace]:
     """Return the Pace of each rank that reports epochs or steps in the newest attempt."""
     return _in_loops(record) | {rank: course.pace for rank, course in _courses(record).items()}

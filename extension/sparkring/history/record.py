@@ -155,6 +155,7 @@ class RankRecord(NamedTuple):
     stack: events.StackTaken | None = None
     at: events.AtLine | None = None  # what the rank is running, as last reported
     loop: events.AtLine | None = None  # the first such report that tells the iterations of a loop
+    looped: float = 0.0  # when the iterations were first as last reported
     gpus: tuple[events.GpuUsed, ...] = ()  # the last report of each GPU
     used: events.RankUsed | None = None  # the last report
     samples: tuple[Sample, ...] = ()  # what the rank has used so far, with fewer Samples of earlier times
@@ -350,7 +351,9 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
             return _with_rank(record, rank._replace(gpus=tuple(known.values())))
         case events.AtLine():
             loop = rank.loop or (event if event.iterations else None)
-            return _with_rank(record, rank._replace(at=event, loop=loop))
+            before = rank.at.iterations if rank.at is not None else None
+            looped = event.time if event.iterations != before else rank.looped
+            return _with_rank(record, rank._replace(at=event, loop=loop, looped=looped))
         case events.RankUsed():
             samples = _fewer((*rank.samples, _sample(event, rank.gpus)), samples_kept(record.size))
             return _with_rank(record, rank._replace(used=event, samples=samples))
@@ -378,7 +381,7 @@ def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) ->
         case events.RankStarted():
             state = "idle" if rank.state == "idle" else "running"
             record = record._replace(running_since=record.running_since or event.time)
-            rank = rank._replace(used=None, samples=(), at=None, loop=None, spent=None, lane=())
+            rank = rank._replace(used=None, samples=(), at=None, loop=None, looped=0.0, spent=None, lane=())
             return _told(_with_rank(record, rank), event, state=state, host=event.host, pid=event.pid)
         case events.RankFinished():
             return _told(record, event, state="finished", value=event.value, stack=None)

@@ -53,8 +53,8 @@ notebook. %%ranks takes the options of %%horovod, except those that need new ran
 """
 
 _NAMES = (
-    "np timeout_s push pull env env_pack gpus logs stall_after_s stop_on checkpoint_dir max_restarts grace_s min_np"
-    " fresh resume timeline independent profile trace pm autolog name background notify dry_run quiet"
+    "np timeout_s step_timeout_s push pull env env_pack gpus logs stall_after_s stop_on checkpoint_dir max_restarts"
+    " grace_s min_np fresh resume timeline independent profile trace pm autolog name background notify dry_run quiet"
 )
 _BARRIER_RANKS = Option(
     "-n",

@@ -89,6 +89,14 @@ class Options(SharedOptions):
     timeout_s: float | None = option(
         None, "end the run after S seconds, and say which line each rank was running", "S", seconds, least=0
     )
+    step_timeout_s: float | None = option(
+        None,
+        "end the ranks if none of them has made a step for S seconds, counted from the first one that log(), Keras' "
+        "fit() or the cell's loop shows; a run that can restart then restarts",
+        "S",
+        seconds,
+        least=0,
+    )
     pull: tuple[str, ...] = option((), "variables of rank 0 to copy into the notebook", "NAME,…", variables)
     gpus: int | None = option(None, "number of GPUs for each rank; 0 hides all GPUs", "K", count, least=0)
     logs: Logs = option(  # noqa: RUF009 - it returns a field

@@ -54,6 +54,7 @@ class Restarts:
         self.directory = directory
         self._size = launch.size
         self._look_at = 0.0
+        self._stalls = 0  # how many attempts have ended because no rank had made a step for too long
         self._room_since = 0.0  # when room for more ranks was first seen; 0 if there is no room
 
     def outcome(self) -> Outcome:
@@ -80,6 +81,10 @@ class Restarts:
                         return replace(outcome, explanation="\n".join(words))
                     attempts = self._attempts(outcome)
                     pause_s = 0.0 if outcome.rank is None else pause_after(attempts, self.recorder.record.checkpoints)
+                elif outcome.stalled and self._stalls < self.options.max_restarts:
+                    self._stalls += 1
+                    slots_until = time.monotonic() + WAIT_FOR_SLOTS_S
+                    last, pause_s = self._last(), 0.0
                 else:
                     return outcome
                 self.recorder.add([events.AttemptEnded(time.time(), number, outcome.reason, outcome.rank, pause_s)])

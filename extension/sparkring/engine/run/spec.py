@@ -103,7 +103,8 @@ class Outcome:
 
     `reason` is one line for the record. `rank` is the rank whose failure ended the execution. `results` are what the
     ranks had sent by then. `explanation` is text for the message of the error that the run raises. After a failure,
-    this text follows the description of the failure; after a timeout, it is the whole message.
+    this text follows the description of the failure; after a timeout, it is the whole message. `stalled` says that no
+    rank had made a step for too long, which another attempt may change.
     """
 
     ending: Ending | Literal["not started", "called off"]
@@ -112,3 +113,4 @@ class Outcome:
     results: Results = field(default_factory=lambda: Results({}, {}, []))
     explanation: str = ""
     error: LaunchError | None = None
+    stalled: bool = False

@@ -20,7 +20,7 @@ from sparkring.errors import LaunchError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.gangs.execution import Execution, Request
 from sparkring.gangs.gang import Gang
-from sparkring.history import describe, reading
+from sparkring.history import describe, progress, reading
 from sparkring.history.stacks import collective
 from sparkring.launchers.base import Launcher
 from sparkring.runtime.interrupts import Interrupts
@@ -135,6 +135,9 @@ class Supervisor:
             return self._failed(self.execution.failed_rank)
         if time.monotonic() > self.deadline:
             return self._timed_out()
+        limit_s, moved = self.options.step_timeout_s, progress.moved_at(self.recorder.record)
+        if limit_s is not None and moved and time.time() - max(moved, self._began) > limit_s:
+            return self._timed_out(stalled=True)
         reason = self.calls_off()
         if reason:
             self._end()
@@ -170,17 +173,20 @@ class Supervisor:
         self._poll_until_gone(EVERYTHING_ENDS_S)
         return self._given_up()
 
-    def _timed_out(self) -> Outcome:
+    def _timed_out(self, *, stalled: bool = False) -> Outcome:
         self._ask_where()
         # Describe what the ranks were doing when the time was up, before they are stopped.
         record, limit_s = self.recorder.record, self.options.timeout_s or 0.0
-        sentences = [describe.explain_timeout(record, limit_s)]
+        limit = f"the time limit of {describe.duration(limit_s)}"
+        head, reason = f"{limit} passed", f"{limit} was reached"
+        if stalled:
+            head = reason = f"no rank has made a step for {describe.duration(self.options.step_timeout_s or 0.0)}"
+        sentences = [describe.explain_timeout(record, head)]
         notes = [reading.notes(data_set) for data_set in reading.data_sets(record, time.time())]
         sentences += [f"Reading: {note}." for note in notes if note]
         sentences += [self._end_early()]
-        reason = f"the time limit of {describe.duration(limit_s)} was reached"
         explanation = "\n\n".join(filter(None, sentences))
-        return Outcome("timed out", reason, results=self._results(), explanation=explanation)
+        return Outcome("timed out", reason, results=self._results(), explanation=explanation, stalled=stalled)
 
     def _end_early(self) -> str:
         """Interrupt the ranks. Then close the gang, unless it is warm and all ranks have responded in time.

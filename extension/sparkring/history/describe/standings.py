@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sparkring.history.describe.progress import outcome
 from sparkring.history.describe.run import code_line, whole_log
-from sparkring.history.describe.text import CODE_CHARACTERS, duration, first_line, plain_lines, rank_list
+from sparkring.history.describe.text import CODE_CHARACTERS, first_line, plain_lines, rank_list
 from sparkring.history.lines import plain
 from sparkring.history.record import RankRecord, RunRecord
 from sparkring.history.stacks import GRAPH, collective, innermost, is_cell, waits_for_cell
@@ -55,9 +55,8 @@ def explain_where(record: RunRecord) -> str:
     return plain("; ".join(phrases))
 
 
-def explain_timeout(record: RunRecord, timeout_s: float) -> str:
-    """Say where each rank was when the time limit passed."""
-    head = f"the time limit of {duration(timeout_s)} passed"
+def explain_timeout(record: RunRecord, head: str) -> str:
+    """Say where each rank was when a time limit passed: `head` says which one."""
     if not record.running_since:
         return f"{head} before the ranks were up: {outcome(record)}"
     groups, log = _standings(record), whole_log(record)
