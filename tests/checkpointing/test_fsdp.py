@@ -166,7 +166,7 @@ def test_another_spread(sit, which):
     told = told.format(which) + r"piece at \[1\] on this rank, but here it is "
     with pytest.raises(CheckpointError, match=told + r"a tensor .* a mesh of 1 × 2 ranks .*R, S\(0\)"):
         put_back({which: training((1, 2))[which]}, found)
-    with pytest.raises(CheckpointError, match=told + "tensor .*not sharded"):
+    with pytest.raises(CheckpointError, match=told + "a tensor .*not sharded"):
         put_back({which: training(None)[which]}, found)
     whole = {which: kept(training(None, steps=1))[which]}
     with pytest.raises(CheckpointError, match=r"saved unsharded, .*here .*tensor .*shape \[3, 5\] spread"):
