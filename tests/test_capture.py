@@ -288,7 +288,7 @@ def test_missing_name() -> None:
 
 def test_missing_without_a_near_one() -> None:
     """If no name is similar, none is suggested."""
-    assert str(error("qqqqqqq", notebook())).endswith("nor in the notebook.")
+    assert str(error("qqqqqqq", notebook())).endswith("in the notebook.")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_missing_without_a_near_one() -> None:
     [("sparkring.log(loss=1)", "import sparkring"), ("store = checkpoints()", "from sparkring import checkpoints")],
 )
 def test_a_missing_import_of_the_package(cell: str, hint: str) -> None:
-    assert str(error(cell, notebook())).endswith(f"nor in the notebook. Add `{hint}` to the cell.")
+    assert str(error(cell, notebook())).endswith(f"in the notebook. Add `{hint}` to the cell.")
 
 
 def test_all_missing_names_at_once() -> None:
@@ -309,7 +309,7 @@ def test_all_missing_names_at_once() -> None:
 
 def test_read_before_the_cell_binds_it() -> None:
     """`x = x + 1` needs the notebook's x."""
-    assert "before the cell assigns it" in str(error("x = x + 1", notebook()))
+    assert "before the cell" in str(error("x = x + 1", notebook()))
     assert travelled("x = x + 1", notebook(x=1))["x"] == 1
 
 
@@ -351,7 +351,7 @@ def test_helper_that_sets_a_global() -> None:
 def test_pushed_names() -> None:
     """Names to push are sent even if the cell does not read them. A name that does not exist is an error."""
     assert travelled("pass", notebook(x=[1]), also=("x",))["x"] == [1]
-    assert "`y` should be sent to the ranks, but" in str(error("pass", notebook(), also=("y",)))
+    assert mentions(str(error("pass", notebook(), also=("y",))), "`y`", "to the ranks")
 
 
 # ── The same result with only the captured names ─────────────────────────────────────────────────────────────────────
@@ -758,7 +758,7 @@ def test_missing_module_on_the_rank() -> None:
         payload = capture("x", notebook(x=away)).payload
     finally:
         del sys.modules["away_from_here"]
-    with pytest.raises(CaptureError, match=r"`x` arrived, but could not be loaded.*No module named 'away_from_here'"):
+    with pytest.raises(CaptureError, match=r"`x` arrived, .*not .*loaded.*No module named 'away_from_here'"):
         unpack_names(payload, {})
 
 
@@ -1134,7 +1134,7 @@ def test_tensors_and_compiled_functions() -> None:
     compiled = "step", "compiled"
     if Version(torch.__version__) < Version("2.2"):  # older versions do not keep the arguments of torch.compile
         for name in compiled:
-            with pytest.raises(CaptureError, match=f"`{name}` is compiled by torch.compile.* cannot be repeated"):
+            with pytest.raises(CaptureError, match=rf"`{name}` .*compiled .*torch.compile.* cannot be repeated"):
                 travelled(name, namespace)
         compiled = ()
     rank = travelled(", ".join([cell, *compiled]), namespace)

@@ -15,6 +15,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from texts import mentions
 from waiting import until
 
 from sparkring.cluster import connect
@@ -239,14 +240,12 @@ def test_rings(attempts):
     assert answers.pop("other_partitions_of_a_frame") == 4005
     error = answers.pop("an_error")
     assert error.startswith("RunFailed: rank 1 on ")
-    assert "ZeroDivisionError: division by zero" in error
+    assert mentions(error, "ZeroDivisionError")
     assert "→ 4      1 / 0" in error
     assert "killed by SIGKILL" in answers.pop("a_killed_rank")
-    assert answers.pop("a_time_limit").startswith("RunTimeout: the time limit of 3 s passed")
-    assert answers.pop("too_few_slots").startswith(
-        "SlotsError: needs 9 task slots, but there are 4 in all, some of them perhaps busy with other sessions' jobs "
-        "(local[4] through Spark Connect at 127.0.0.1). Use -n 4"
-    )
+    assert mentions(answers.pop("a_time_limit"), "RunTimeout", "3 s")
+    too_few = ("SlotsError", "9 task slots", "4 in all", "other sessions", "local[4]", "127.0.0.1", "-n 4")
+    assert mentions(answers.pop("too_few_slots"), *too_few)
     assert answers.pop("slots") == ["Spark (n > 0)", "4", "?", "local[4] through Spark Connect at 127.0.0.1"]
     assert answers.pop("a_warm_gang") == [10, 20]
     values, lock = answers.pop("the_environment")
@@ -264,7 +263,7 @@ def test_frames(attempts):
         [[half, third, third == 1], names, 15] for half in (0, 1) for third in (0, 1, 2)
     ]
     assert "`nothing` cannot be resolved" in answers.pop("groups_of_no_column")
-    assert answers.pop("groups_of_rollup").startswith("DataError: the groups of rollup() are not items")
+    assert mentions(answers.pop("groups_of_rollup"), "DataError", "rollup()")
     assert sorted(answers.pop("partitions")) == [0, 0, 0, 0, 90]
     assert sum(answers.pop("shards")) == 2002.5
     assert answers.pop("a_view_by_its_name") == [90, [30, 30, 30]]
@@ -273,7 +272,7 @@ def test_frames(attempts):
     assert answers.pop("predict_udf") == [0.0, 3.0, 6.0]
     assert answers.pop("an_estimator") == [2, True]
     refused = answers.pop("stream_in_a_folder_of_this_process")
-    assert refused.startswith("DataError: the server of Spark Connect cannot write to memory://here/dataframes: ")
+    assert mentions(refused, "DataError", "Spark Connect", "memory://here/dataframes: ")
     assert answers == {"doctor": ["ok"]}
 
 
@@ -327,9 +326,9 @@ def test_a_server_that_has_gone():
             interruptibly(cluster, "job", session.ended.wait, limit_s=0.1)
         connect._connections[session]._lost_at -= SERVER_LOST_S
         assert cluster.is_stopped()
-        with pytest.raises(TimeoutError, match="the server of Spark Connect does not answer"):
+        with pytest.raises(TimeoutError, match=r"server .*Spark Connect .*not answer"):
             cluster.within(1000, session.ended.wait)
-        with pytest.raises(ConnectionError, match="the server of Spark Connect does not answer"):
+        with pytest.raises(ConnectionError, match=r"server .*Spark Connect .*not answer"):
             interruptibly(cluster, "job", session.ended.wait)
         launcher = SimpleNamespace(_cluster=cluster, _thread=None)
         assert isinstance(SparkLauncher.problem(launcher), MemberLost)
@@ -522,15 +521,15 @@ def test_gpus_and_unknown_slots(connected_to, workers_of_its_own):
     assert [held for held, _ in answers.pop("one_each")] == [1, 1]
     assert answers.pop("four_each") == [[4, 4]] * 2
     assert answers.pop("with_rows") == [[["0", "1", "2", "3"], 90]]
-    assert answers.pop("too_many_slots").startswith("SlotsError: needs 3 task slots with 4 GPUs each, but there are 2")
-    assert answers.pop("too_many").startswith("LaunchError: needs 5 GPUs for each task, but Spark assigns 0")
+    assert mentions(answers.pop("too_many_slots"), "SlotsError", "3 task slots", "4 GPUs", "2")
+    assert mentions(answers.pop("too_many"), "LaunchError", "5 GPUs", "0")
     assert answers.pop("items") == [4, 4, 4]
     assert answers.pop("unknown_slots") == [connect.UNKNOWN_SLOTS] * 4
     assert answers.pop("a_ring_in_unknown_slots") == [[rank, ["0", "1", "2"]] for rank in range(3)]
-    assert answers.pop("every_unknown_slot").startswith("SlotsError: -n 0 uses every task slot, but Spark does not say")
+    assert mentions(answers.pop("every_unknown_slot"), "SlotsError", "-n 0")
     assert answers.pop("a_table_of_unknown_slots") == "?"
     assert answers.pop("items_in_unknown_slots") == [2, 4, 6]
-    assert "an unknown number of task slots" in answers.pop("doctor")
+    assert mentions(answers.pop("doctor"), "unknown number", "task slots")
     assert not answers
 
 

@@ -223,7 +223,7 @@ def test_memory_that_the_notebook_holds():
         )
 
     assert [held(used).level for used in (None, 1 << 20, 2 << 30)] == ["note", "note", "problem"]
-    assert "an unknown amount of memory" in held(None).what
+    assert "unknown amount" in held(None).what
     assert gpus.held_by_notebook(GpuState("0", "GPU", processes=(GpuProcess(1, "python", 2 << 30),)), []) is None
 
 
@@ -421,7 +421,7 @@ def test_a_job_on_the_executors_has_a_time_limit(spark, watch):
     def ask():
         return context.parallelize([0], 1).map(lambda _: time.sleep(50)).collect()
 
-    with pytest.raises(TimeoutError, match="waiting took longer than 1 s"):
+    with pytest.raises(TimeoutError, match=r"waiting took longer .* 1 s"):
         interruptibly(cluster_of(spark), "waiting", ask, quiet, 1.0)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from fake_launcher import CELL, Exit, FakeLauncher, FakeRank, OneByOne, Vanish, events_until, running
+from texts import mentions
 from waiting import DEADLINE_S
 
 from sparkring.errors import MemberLost
@@ -126,7 +127,8 @@ def test_a_connection_that_breaks_off(watch):
         execution = gang.submit(CELL)
         events_until(lambda: ended(execution), gang)
         assert execution.failures[1].cause == "lost"
-        assert execution.failures[1].summary == "lost on host: the connection to its process broke"
+        assert execution.failures[1].cause == "lost"
+    assert mentions(execution.failures[1].summary, "lost on host", "connection")
 
 
 @pytest.mark.parametrize(
@@ -284,14 +286,14 @@ def test_a_silent_member_is_given_up(watch, monkeypatch):
     with running(lambda rank: rank.interrupted.wait(DEADLINE_S), 1) as gang:
         execution = gang.submit(CELL)
         events_until(lambda: ended(execution), gang)
-        assert "no message from its process for" in execution.failures[0].summary
+        assert mentions(execution.failures[0].summary, "no message", "process")
 
 
 def test_members_that_do_not_come(watch, monkeypatch):
     """The error names the first member that is missing."""
     monkeypatch.setattr(FakeLauncher, "start", lambda self, size, ticket: None)
     monkeypatch.setattr(FakeLauncher, "give_up_after_s", 0.0)
-    with running(lambda rank: None) as gang, pytest.raises(MemberLost, match=r"2 of 2 ranks did not start.*member 0"):
+    with running(lambda rank: None) as gang, pytest.raises(MemberLost, match=r"2 of 2 ranks .*not start.*member 0"):
         gang.poll(0.0)
 
 

@@ -452,7 +452,7 @@ def test_foreach_runs_the_cell_for_each_item(kernel: Kernel) -> None:
     kernel.run("left = iter(shops)").done()
     assert "of the iterator `left`" in kernel.run("%%foreach x in left --plan\nx").error.evalue
     plan = kernel.run("%%foreach x in iter(shops) -n -2 --plan\nx")
-    assert "fit on this machine" in plan.result
+    assert "on this machine" in plan.result
     assert kernel.value("_.result.values, next(left)") == "(['a'], 'a')"
     assert complete(kernel, "%%foreach x in sho") == ["shops"]
     assert complete(kernel, "%%foreach x in shops.cop") == ["shops.copy"]
@@ -699,12 +699,12 @@ def test_doctor_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
     """The findings are HTML and text, a wrong path is one of them, and the directory stays as it was."""
     cell = kernel.run(f"%doctor {tmp_path}/run1").done()
     (shown,) = (output.data for output in cell.outputs if output.output_type == "display_data")
-    assert re.search(r"✓ local rank +started, connected on 127.0.0.1, and returned a value in", shown["text/plain"])
-    assert re.search(r"✓ driver +.*/run1, which did not exist, can be written, read and listed", shown["text/plain"])
+    assert mentions(shown["text/plain"], "✓ local rank", "127.0.0.1", "returned a value")
+    assert mentions(shown["text/plain"], "✓ driver", "/run1", "did not exist", "written", "read", "listed")
     assert shown["text/html"].count("<table") == 4
     assert list(tmp_path.iterdir()) == []
     wrong = kernel.run("%doctor dbfs://x/y").done().displayed
-    assert "✗ driver  dbfs://x/y: dbfs: must be followed by one slash" in wrong
+    assert mentions(wrong, "✗ driver", "dbfs://x/y", "one slash")
     assert complete(kernel, f"%doctor {tmp_path.parent}") == [f"{tmp_path.parent}/"]
 
 
@@ -729,7 +729,7 @@ def test_stop_ends_doctor(kernel: Kernel) -> None:
 
     cell = kernel.receive(kernel.send("%doctor"), interrupt)
     kernel.run("machine.local_rank = real").done()
-    assert cell.error.evalue == "sparkring: interrupted, before all checks were done"
+    assert mentions(cell.error.evalue, "sparkring: interrupted", "before", "all checks")
     assert kernel.run("print(ends.get(timeout=100))").done().printed == "True\n"
 
 
@@ -842,7 +842,7 @@ def test_scripts_run_on_the_ranks(kernel: Kernel, tmp_path: Path) -> None:
     failed = kernel.run("%%horovod -n -2\n%run {folder}/train.py --lr 2").error.evalue
     assert re.search(r"^\S+/jobs/train\.py:13, in main:$", failed, re.MULTILINE)
     assert re.search(r"^→ 13 +raise ValueError\(\"too fast\"\)$", failed, re.MULTILINE)
-    assert re.search(r"called from cell line 2: %run \{folder\}/train\.py --lr 2$", failed, re.MULTILINE)
+    assert mentions(failed, "called from", "cell line 2", "%run {folder}/train.py --lr 2\n")
     log = kernel.run(re.findall(r"^Whole log: (%logs .*)$", failed, re.MULTILINE)[0]).done().printed
     assert f'File "{path}", line 13, in main\n    raise ValueError("too fast")\n' in log
     assert "sparkring" not in log
@@ -1168,10 +1168,10 @@ def test_a_failing_rank_is_told_with_the_line_of_the_cell(kernel: Kernel) -> Non
     assert first.startswith("RunFailed: ")
     assert place == "cell line 5"
     assert log.startswith("Whole log: %logs ")
-    assert re.match(r"rank 1 on \S+ failed: IndexError: list index out of range\n", cell.error.evalue)
+    assert mentions(cell.error.evalue.partition("\n")[0], "rank 1", "failed", "IndexError")
     assert re.search(r"^cell line 5:$", cell.error.evalue, re.MULTILINE)
     assert re.search(r"^→ 5 +\[\]\[3\]$", cell.error.evalue, re.MULTILINE)
-    assert "Last lines of rank 1:\n  rank 1 is here" in cell.error.evalue
+    assert mentions(cell.error.evalue, "Last lines", "rank 1:\n  rank 1 is here")
     assert "rank 1 failed: IndexError" in cell.displayed
     assert not kernel.ranks()
     kernel.run("%%horovod -n -2\nrank").done()
@@ -1295,10 +1295,10 @@ def test_cells_on_a_gang(gang: Kernel) -> None:
     gang.run("%%horovod -n -1\n'os' in globals()").done()
     assert gang.value("_.values") == "[False]"
     shown = gang.run("%gang").done().displayed
-    assert re.search(r"warm gang of 2 ranks on this machine +-2 +plain +idle", shown)
+    assert mentions(shown, "gang of 2", "this machine", "-2", "plain", "idle")
     assert re.search(r"^ *0 .* idle", gang.run("%gang --stacks").done().displayed, re.MULTILINE)
     assert "stopped" in gang.run("%gang stop").done().printed
-    assert "no gang is up" in gang.run("%gang").done().printed + gang.run("%gang").displayed
+    assert "no gang is" in gang.run("%gang").done().printed + gang.run("%gang").displayed
 
 
 def test_lines_that_a_gang_cannot_use(kernel: Kernel) -> None:
@@ -1347,7 +1347,7 @@ def test_a_rank_killed_between_cells_is_told(gang: Kernel, wait_until: Callable[
     assert "has ended" in complaint(gang, "%gang --stacks")
     cell = gang.run("%%ranks all\nweights")
     assert "reads `weights`" in cell.error.evalue
-    assert "the previous one has ended" in cell.error.evalue
+    assert mentions(cell.error.evalue, "previous one", "ended")
     assert gang.run("%%ranks all\nrank").done().result == "rank 0: 0\nrank 1: 1"
 
 
@@ -1365,7 +1365,7 @@ def test_what_ends_a_gang(kernels: Callable[..., Kernel], wait_until: Callable[.
             kernel.run(how).done()
         wait_until(lambda ranks=ranks: not any(map(psutil.pid_exists, ranks)), f"the ranks have ended: {how}")
         kernel.run("%load_ext sparkring").done()
-        assert "no gang is up" in kernel.run("%gang").done().printed + kernel.run("%gang").displayed, how
+        assert "no gang is" in kernel.run("%gang").done().printed + kernel.run("%gang").displayed, how
 
 
 @pytest.mark.slow
@@ -1501,7 +1501,7 @@ def test_a_failure_in_the_background(kernel: Kernel) -> None:
     started = kernel.run("%%horovod -n -2 --background\nraise ValueError('on purpose')").done()
     kernel.run("run = _").done()
     cell = kernel.run("import time\nwhile not run.done: time.sleep(0.05)\ntime.sleep(0.5)").done()
-    assert re.search(r"sparkring: run \S+ \(.*\) in the background: RunFailed: rank \d .*failed", cell.printed)
+    assert mentions(cell.printed, "sparkring: run", "in the background", "RunFailed", "rank", "failed")
     assert mentions(panel(started), "failed", "ValueError")
     cell = kernel.run("run.result()")
     assert cell.error.traceback == [f"RunFailed: {cell.error.evalue}"]
@@ -1527,7 +1527,7 @@ def test_a_run_in_the_background_leaves_the_warm_gang_alone(gang: Kernel) -> Non
     gang.run("%%horovod --background\nimport os, __main__\nhasattr(__main__, 'kept')").done()
     assert gang.value("_.result().values") == "[False, False]"
     assert gang.run("%%horovod\nkept").done().result == "ranks 0, 1: 5"
-    assert "starts its own ranks" in gang.run("%%ranks 0 --background\n1").error.evalue
+    assert "its own ranks" in gang.run("%%ranks 0 --background\n1").error.evalue
 
 
 def test_what_ends_a_run_in_the_background(kernels: Callable[..., Kernel], wait_until: Callable[..., Any]) -> None:
@@ -1550,7 +1550,7 @@ def test_what_ends_a_run_in_the_background(kernels: Callable[..., Kernel], wait_
 
 def test_a_second_kernel_sees_the_runs_of_the_first(kernels: Callable[..., Kernel]) -> None:
     first = kernels()
-    assert "no runs saved yet" in first.run("%runs").done().printed + first.run("%runs").displayed
+    assert "no runs saved" in first.run("%runs").done().printed + first.run("%runs").displayed
     first.run("%%horovod -n -2 --name mine\nprint('first of', rank)\nprint('last of', rank)").done()
     first.run("%%horovod --quiet\nraise ValueError('on purpose')")
     first.close()

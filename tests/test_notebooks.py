@@ -11,6 +11,7 @@ from typing import Any
 import nbformat
 import pytest
 from jupyter_core.utils import ensure_event_loop
+from texts import mentions
 from waiting import PACE
 
 import sparkring
@@ -148,18 +149,16 @@ def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]
     assert refused.ename == "DataError"
     if HAS_PETASTORM:
         assert error.ename == "RunTimeout"
-        assert re.search(
-            r"rank 0 waits in a TensorFlow graph, .*\n +rank 1 waits in allreduce, cell line", error.evalue
-        )
-        assert re.search(r"silent for \d+ s: rank 0 waits in a TensorFlow graph", panel.data["text/html"])
+        assert mentions(error.evalue, "rank 0", "TensorFlow graph", "rank 1", "allreduce", "cell line")
+        assert mentions(panel.data["text/html"], "silent for", "rank 0", "TensorFlow graph")
         assert printed(found["hang-result"]).splitlines() == [
             "rank 0 was given 7,733 rows for 121 steps",
             "rank 1 was given 5,200 rows for 82 steps",
         ]
-        assert "5 row groups in 1 file, too few for 8 ranks" in refused.evalue
+        assert mentions(refused.evalue, "5 row groups", "1 file", "8 ranks")
     else:
-        assert "Petastorm cannot be installed for Python" in error.evalue
-        assert "Petastorm cannot be installed for Python" in refused.evalue
+        assert mentions(error.evalue, "Petastorm", "cannot be installed")
+        assert mentions(refused.evalue, "Petastorm", "cannot be installed")
     assert all(any("image/png" in output.get("data", {}) for output in found[cell]) for cell in PICTURES["shards"])
 
 
@@ -195,7 +194,7 @@ def test_images_from_a_table_to_mistakes(outputs: Callable[[str], dict[str, list
         assert "'pixels' is float32 of shape (16, 16, 3)" in error.evalue
         assert "declares float32 of shape (3, 16, 16)" in error.evalue
     else:
-        assert "Petastorm cannot be installed for Python" in error.evalue
+        assert mentions(error.evalue, "Petastorm", "cannot be installed")
 
 
 @pytest.mark.slow
@@ -209,10 +208,10 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
         # A checkpoint is saved in the background. On a slow machine, the rank dies before the last one is complete.
         assert re.search(r"\(step (75|100) was saved", panel.data["text/html"])
         assert re.search(r"continued from step (75|100)", panel.data["text/html"])
-        assert ("was killed by SIGKILL" in panel.data["text/html"]) == (cell != "executor")
+        assert ("killed by SIGKILL" in panel.data["text/html"]) == (cell != "executor")
     assert any("image/png" in output.get("data", {}) for output in found["curve"])
     (shown,) = found["list"]
-    assert "The resume point is step 225" in shown.data["text/plain"]
+    assert mentions(shown.data["text/plain"], "resume point", "step 225")
     assert "<img" in shown.data["text/html"]
     for cell in ("same", "executor-same"):
         assert len(re.findall("bit-for-bit equal: True", printed(found[cell]))) == 5
@@ -224,7 +223,7 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     share = float(re.search(r"(\d+\.\d)% of the held-out characters", printed(found["best"]))[1])  # type: ignore[index]
     assert 25 < share < 75
     (shown,) = found["keras-list"]
-    assert "The resume point is step 225" in shown.data["text/plain"]
+    assert mentions(shown.data["text/plain"], "resume point", "step 225")
 
 
 @pytest.mark.slow
@@ -248,7 +247,7 @@ def test_training_on_a_stream(outputs: Callable[[str], dict[str, list[Any]]]) ->
 def test_hundreds_of_models(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """After the kill, exactly the missing items run. Bad trials of the search are pruned."""
     found = outputs("hundreds")
-    assert re.match(r"plan of 300 items: \d+ at once fit on this machine", result(found["plan"]))
+    assert mentions(result(found["plan"]), "300 items", "at once", "this machine")
     there = int(re.search(r"killed with (\d+) of 300 results", printed(found["kill"]))[1])  # type: ignore[index]
     counts = re.findall(r"^ *(\d+) items (\w+)$", printed(found["result"]), re.MULTILINE)
     states = {state: int(count) for count, state in counts}
@@ -295,7 +294,7 @@ def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, li
     assert len(losses) == 2
     assert losses[0] == losses[1]
     (error,) = (output for output in found["failure"] if output.output_type == "error")
-    assert re.match(r"rank 1 on \S+ failed: ValueError: cannot reshape", error.evalue)
+    assert mentions(error.evalue.partition("\n")[0], "rank 1", "failed", "ValueError")
     assert "count_pixels" in error.evalue
     function, cell = map(float, re.findall(r"\d\.\d{3}", printed(found["cell-result"])))
     assert 0.9 < function <= 1

@@ -114,7 +114,7 @@ def test_what_does_not_go_together(line, words):
 def test_options_of_other_launchers(line, words):
     """The error says what there is instead, whichever magic starts the ranks."""
     for magic in ("horovod", "torchrun", "barrier"):
-        with pytest.raises(OptionsError, match=f"^%%{magic}: .*{words}"):
+        with pytest.raises(OptionsError, match=rf"^%%{magic}: .*{words}"):
             parse(magic, line)
 
 

@@ -90,7 +90,7 @@ OPTIONAL = [
 @pytest.mark.parametrize(("package", "advice", "use"), OPTIONAL)
 def test_what_needs_an_optional_package_says_so(monkeypatch, package, advice, use):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(SparkringError, match=rf"needs {package}, which is not installed here: `{advice}"):
+    with pytest.raises(SparkringError, match=rf"needs {package}, .*not installed here: `{advice}"):
         use()
 
 

@@ -118,7 +118,7 @@ def test_a_view_that_fails_at_the_end(runs, monkeypatch):
         raise OSError("the page is gone")
 
     monkeypatch.setattr(runs.view, "close", close)
-    with pytest.warns(RuntimeWarning, match="can no longer be shown.*the page is gone"):
+    with pytest.warns(RuntimeWarning, match=r"no longer .*shown.*page .*gone"):
         result = runs(lambda rank, item: item, [1])
     assert result.values == [1]
 
@@ -315,7 +315,7 @@ def test_an_item_that_takes_too_long(runs, monkeypatch):
             rank.ended.wait(DEADLINE_S)  # the item does not respond to the interrupt
         return rank.attempt
 
-    with pytest.raises(ItemsFailed, match=r"2 × did not end within 0.2 s: items 1, 2"):
+    with pytest.raises(ItemsFailed, match=r"2 × .*not end within 0.2 s: items 1, 2"):
         runs(cell, range(6), timeout_each_s=0.2)
     result = api.last_result
     assert {failure.cause for failure in result.errors.values()} == {"timed out"}
@@ -390,7 +390,7 @@ def test_fail_fast(runs):
 
 def test_items_that_cannot_be_sent_or_taken(runs):
     """An item that cannot be sent fails, and the message says why. An error of the iterable itself ends the run."""
-    with pytest.raises(ItemsFailed, match=r"cannot be sent to a process: `item` is a `_thread\.lock`") as caught:
+    with pytest.raises(ItemsFailed, match=r"cannot .*sent .*process: `item` is a `_thread\.lock`") as caught:
         runs(lambda rank, item: item, [1, threading.Lock(), 3])
     assert caught.value.values == {0: 1, 2: 3}
     assert list(api.last_result.table.state) == ["finished", "failed", "finished"]
@@ -399,7 +399,7 @@ def test_items_that_cannot_be_sent_or_taken(runs):
         yield 1
         raise FileNotFoundError("stores.csv")
 
-    with pytest.raises(RunFailed, match=r"the iterable raised FileNotFoundError: stores\.csv after 1 item;") as caught:
+    with pytest.raises(RunFailed, match=r"iterable raised FileNotFoundError: stores\.csv after 1 item;") as caught:
         runs(lambda rank, item: item, broken())
     assert 'raise FileNotFoundError("stores.csv")' in str(caught.value)
     assert "foreach/pool.py" not in str(caught.value)
@@ -418,7 +418,7 @@ def test_an_item_that_cannot_be_compared(runs, tmp_path, monkeypatch):
     assert any("cannot be compared" in notice.text for notice in result.record.notices)
     function = functools.partial(lambda rows, item: item, items.pop())
     result = runs(lambda rank, item: None, items, call=function, **options)
-    assert any("changes of the function are not noticed" in notice.text for notice in result.record.notices)
+    assert any("are not noticed" in notice.text for notice in result.record.notices)
 
 
 def test_targets_are_bound_as_by_for():
@@ -435,7 +435,7 @@ def test_an_item_that_does_not_fit_the_targets_fails(runs):
     runs.launched.cell = lambda rank, item: None
     work = Cell("\nx", {})
     spec = ForeachSpec(work, [(1,)], ForeachOptions(-1), Targets("x, y"))
-    with pytest.raises(ItemsFailed, match=r"cannot be unpacked into `x, y`: not enough values to unpack"):
+    with pytest.raises(ItemsFailed, match=r"cannot .*unpacked .* `x, y`: not enough values .*unpack"):
         foreach_api.foreach_spec(spec, runs.view)
 
 
@@ -508,13 +508,13 @@ def test_what_cannot_be_run():
     ]:
         with pytest.raises(OptionsError, match=what):
             foreach_api.foreach(*arguments)
-    with pytest.raises(OptionsError, match="number of items that run at once: -n -4 for processes here"):
+    with pytest.raises(OptionsError, match=r"number .*items .*run .*once: -n -4 for processes here"):
         foreach_api.foreach(len, [], np=0)
     with pytest.raises(OptionsError, match="needs a --framework"):
         foreach_api.foreach(len, [], np_each=2)
-    with pytest.raises(OptionsError, match="expected one of horovod, jax, plain"):
+    with pytest.raises(OptionsError, match=r"expected .*horovod, jax, plain"):
         foreach_api.foreach(len, [], framework="barrier")
-    with pytest.raises(OptionsError, match="takes a function, not int"):
+    with pytest.raises(OptionsError, match=r"takes .*function, not int"):
         foreach_api.foreach(1, [])
 
 
@@ -548,7 +548,7 @@ def test_only_what_is_missing_runs_again(runs, tmp_path):
             ({"loss": ((2, 0.75), (4, 0.5))}, "step")
         ] * 5
     assert mentions(describe.outcome(result.record), "2 of 5 items finished", "3 kept")
-    assert any("do not run again" in notice.text for notice in result.record.notices)
+    assert any("not run again" in notice.text for notice in result.record.notices)
     ran.clear()
     assert runs(cell, ["a"], 1, fresh=True, **options).values == [["a", 1]]
     assert runs(cell, ["a"], 1, **options).values == [["a", 1]], "the new result is kept"
@@ -571,7 +571,7 @@ def test_results_of_changed_code(runs, tmp_path):
     states_of_two, (told,) = states(two, [1])
     assert states_of_two == ["finished"]
     assert "3 results" in told
-    assert "the function has changed" in told
+    assert "function has changed" in told
     assert "--keep-results" in told
     found, (told,) = states(three, keep_results=True)
     assert found == ["kept"] * 3
@@ -590,7 +590,7 @@ def test_results_of_earlier_versions(runs, tmp_path):
     (path / "code" / f"{file.stem.partition('-')[2]}.json").unlink()
     result = runs(lambda rank, item: item, [1], **options)
     assert list(result.table.state) == ["finished"]
-    assert any("an earlier version of sparkring" in notice.text for notice in result.record.notices)
+    assert any("an earlier version" in notice.text for notice in result.record.notices)
 
 
 def test_results_that_take_long_to_write(runs, tmp_path, monkeypatch):

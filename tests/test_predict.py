@@ -220,7 +220,7 @@ def test_numbers_are_exact(spark, no_folder_left):
     assert [repr(row.half) for row in found] == ["0.5", "None", "nan"]
     scored = sparkring.predict(frame, lambda batch: batch["whole"], inputs=["whole"], fill={"whole": large}, idle_s=0.3)
     assert [row.prediction for row in scored.collect()] == [large, large, -large]
-    with pytest.raises(Exception, match=r"column `whole` has nulls, and integers beyond .*fill={'whole': 0}"):
+    with pytest.raises(Exception, match=r"column `whole` .*nulls, .*integers beyond .*fill={'whole': 0}"):
         predict().select("same").collect()
 
 
@@ -374,7 +374,7 @@ def test_the_model_process(tmp_path, monkeypatch, no_folder_left):
     assert len(set(once.read_text().split())) == 1 + 3
     monkeypatch.undo()
     assert not [*folder.glob("sparkring-model-always*")]
-    with pytest.raises(RuntimeError, match=r"could not be loaded on .*No module named 'nowhere'"):
+    with pytest.raises(RuntimeError, match=r"not .*loaded .*No module named 'nowhere'"):
         task("lost", Unpickled(), batches())
     open_to_all = folder / "sparkring-model-open"
     open_to_all.mkdir()
@@ -427,7 +427,7 @@ def test_a_model_process_for_each_gpu(monkeypatch, no_folder_left):
     for pid in (first, second):
         os.kill(int(pid), signal.SIGTERM)
     monkeypatch.setattr(pyspark, "TaskContext", OnGpus(0, ["1"]))
-    with pytest.raises(RuntimeError, match=r"could not be loaded on .*, GPU 1: .*No module named 'nowhere'"):
+    with pytest.raises(RuntimeError, match=r"not .*loaded .*, GPU 1: .*No module named 'nowhere'"):
         task("lost", Unpickled(), [pd.Series([1.0])])
 
 
@@ -668,7 +668,7 @@ def test_a_folder_with_files_of_other_packages(tmp_path):
                 Settings(model, ["x"]).source()
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         Settings(tmp_path / "nothing", ["x"]).source()
-    with pytest.raises(OptionsError, match="a dict, perhaps of weights"):
+    with pytest.raises(OptionsError, match=r"dict, perhaps .*weights"):
         Settings({"weight": 1}, ["x"]).source()
 
 
@@ -750,9 +750,9 @@ def test_the_first_rows_go_through_the_model_here(frame):
         sparkring.predict(frame.limit(0), net, inputs=["pair"])
     with pytest.raises(OptionsError, match="the model is a `int`"):
         sparkring.predict(frame, 7, inputs=["pair"])
-    with pytest.raises(OptionsError, match="autocast='float16' is only for torch modules"):
+    with pytest.raises(OptionsError, match=r"autocast='float16' .*only .*torch modules"):
         sparkring.predict(frame, len, inputs=["id"], returns="long", probe=False, autocast="float16")
-    with pytest.raises(DataError, match="is a `list`, not a Spark DataFrame"):
+    with pytest.raises(DataError, match=r"is a `list`, not .*Spark DataFrame"):
         sparkring.predict([1], net, inputs=["pair"])
     assert not folders()
 
@@ -821,7 +821,7 @@ def test_autocast(autocast):
 
     net = torch.nn.Linear(2, 3)
     if autocast == "float16" and TORCH.release < (2, 2):
-        with pytest.raises(OptionsError, match="does not support autocast='float16' on the device type `cpu`"):
+        with pytest.raises(OptionsError, match=r"not support autocast='float16' .*device type `cpu`"):
             predictors.predictor_of(net, by_name=False, autocast=autocast)
         return
     rows = np.linspace(0, 1, 32).reshape(16, 2)
@@ -842,11 +842,11 @@ def test_autocast(autocast):
 def test_autocast_that_pytorch_does_not_support(monkeypatch):
     import torch
 
-    with pytest.raises(OptionsError, match="does not support autocast='float16' on the device type `meta`"):
+    with pytest.raises(OptionsError, match=r"not support autocast='float16' .*device type `meta`"):
         predictors.predictor_of(torch.nn.Linear(2, 3, device="meta"), by_name=False, autocast="float16")
     # For some types and devices, PyTorch only warns, and autocast() has no effect.
     monkeypatch.setattr(torch, "autocast", lambda *_: warnings.warn("Disabling autocast.", stacklevel=2))
-    with pytest.raises(OptionsError, match="on the device type `cpu`: try autocast='bfloat16'"):
+    with pytest.raises(OptionsError, match="device type `cpu`: try autocast='bfloat16'"):
         predictors.predictor_of(torch.nn.Linear(2, 3), by_name=False, autocast="float16")
 
 
@@ -883,7 +883,7 @@ def test_errors_of_tasks(frame, spark, no_folder_left):
         raise RuntimeError("no weights")
 
     bad = sparkring.predict_udf(make, return_type="float", batch_size=10, idle_s=0.3)
-    with pytest.raises(Exception, match=r"the model could not be loaded on .*RuntimeError: no weights"):
+    with pytest.raises(Exception, match=r"model .*not .*loaded .*RuntimeError: no weights"):
         frame.select(bad("id")).collect()
 
 
@@ -966,9 +966,9 @@ def test_models_from_checkpoints(frame, tmp_path, no_folder_left):
     for which, step in (("latest", 3), ("best", 2)):
         expected = [step * (i * 0.75) - step for i in range(50)]
         assert [row[0] for row in by_which[which].select("prediction").collect()] == pytest.approx(expected)
-    with pytest.raises(CheckpointError, match="no checkpoint of step 9"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*step 9"):
         sparkring.predict(some, str(tmp_path / "torch"), make_model, inputs=["pair"], which=9)
-    with pytest.raises(OptionsError, match="has weights, but no configuration"):
+    with pytest.raises(OptionsError, match=r"weights, .*no configuration"):
         sparkring.predict(some, str(tmp_path / "torch"), inputs=["pair"])
 
 
@@ -989,7 +989,7 @@ def test_keras_models_from_checkpoints(frame, tmp_path, no_folder_left):
     saved.save(2, {"model": model})
     saved.wait()
     columns = {"right": "rest", "left": "a.b"}
-    with pytest.raises(OptionsError, match="autocast='bfloat16' is only for torch modules"):
+    with pytest.raises(OptionsError, match=r"autocast='bfloat16' .*only .*torch modules"):
         sparkring.predict(some, str(tmp_path / "keras"), inputs=columns, autocast="bfloat16")
     scored = sparkring.predict(some, str(tmp_path / "keras"), inputs=columns, which=1, idle_s=0.5)
     sums = [i + 10 * (i % 5) for i in range(50)]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from leaks import runs
+from texts import mentions
 from waiting import until
 
 import sparkring
@@ -81,9 +82,9 @@ def test_errors_of_reading_and_writing(data, tmp_path, monkeypatch):
         raise OSError("the storage fails")
 
     monkeypatch.setattr(parts, "windows", fails)
-    with pytest.raises(DataError, match=r"^part-0.parquet.* cannot be read: the storage fails"):
+    with pytest.raises(DataError, match=r"^part-0.parquet.* cannot .*read: .*storage fails"):
         job(part)
-    with pytest.raises(DataError, match=r"part-00000-.* cannot be written: No such file"):
+    with pytest.raises(DataError, match=r"part-00000-.* cannot .*written: No such file"):
         dataclasses.replace(job, folder=str(tmp_path / "nowhere"))(part)
 
 
@@ -142,7 +143,7 @@ def test_types_with_parts(returns, made, stored, tmp_path):
     (column,) = columns_of(made, [output], 1)
     pq.write_table(pa.table({"prediction": column}), tmp_path / "a.parquet")
     assert pq.read_table(tmp_path / "a.parquet").column(0).to_pylist() == stored
-    with pytest.raises(DataError, match=r"cannot be stored as|needs one value|keys must be the names"):
+    with pytest.raises(DataError, match=r"cannot .*stored .*|needs one value|keys .*names"):
         columns_of([{"k": [1]}] if "struct" in returns else [[["x"]]], [output], 1)
 
 
@@ -226,7 +227,7 @@ def test_a_row_that_cannot_be_scored(data, tmp_path, no_folder_left):
             raise ValueError("one row")
         return batch["b"]
 
-    with pytest.raises(ItemsFailed, match=r"row 1,017 of part-3.parquet: ValueError: one row"):
+    with pytest.raises(ItemsFailed, match=r"row 1,017 of part-3.parquet: ValueError: .*row"):
         sparkring.predict(data, model, inputs=["b"], to=to, np=-1)
     assert not [path for path in tmp_path.iterdir() if "preds" in path.name], "no part was complete"
 
@@ -272,7 +273,7 @@ def test_a_killed_kernel(driver, data, tmp_path, no_folder_left):
     go.touch()
     said = driver(script).wait()
     assert "with different model" in said, said
-    assert "parts that an earlier run has written" in said
+    assert mentions(said, "parts", "earlier run", "written")
     assert f"FOUND {ROWS} 3000" in said
     assert "exists already" in said
     assert f"INSTEAD {ROWS}" in said
@@ -403,7 +404,7 @@ def test_storage_that_cannot_rename():
     with pytest.raises(DataError, match="exists already"):
         begun()
     again = begun("overwrite")
-    with pytest.raises(DataError, match=r"a.parquet .* was changed or removed"):
+    with pytest.raises(DataError, match=r"a.parquet .*changed .*removed"):
         again.commit({"a.parquet": 2}, {})
     fs.rm("memory://predictions", recursive=True)
 

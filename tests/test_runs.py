@@ -383,7 +383,7 @@ def test_logs_of_items(capsys):
     save("items", found)
     MAGICS["logs"].run(None, "--item 3")
     assert capsys.readouterr().out == "one\nbad \\xff\n"
-    with pytest.raises(OptionsError, match="not started an item 4"):
+    with pytest.raises(OptionsError, match=r"not started .*item 4"):
         MAGICS["logs"].run(None, "--item 4")
     with pytest.raises(OptionsError, match="--rank or --item"):
         MAGICS["logs"].run(None, "--item 3 --rank 0")
@@ -510,7 +510,7 @@ def test_how_much_is_kept_is_a_setting(monkeypatch):
     ):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            with pytest.raises(LaunchError, match=f"{name} must be a .*number .*, not '{value}'"):
+            with pytest.raises(LaunchError, match=rf"{name} must be a .*number .*, not '{value}'"):
                 run_folder.RunFolder("another")
             run_store.prune()
     for number in range(4):
@@ -527,7 +527,7 @@ def test_deleting_runs(capsys):
         save(name, [begun, *([events.RunFinished(begun.time + 9, "finished")] if is_ended else [])])
     with pytest.raises(OptionsError, match="no saved run called 'nothing'"):
         MAGICS["runs"].run(None, "--delete nothing")
-    with pytest.raises(OptionsError, match="run killed may be in progress in another kernel"):
+    with pytest.raises(OptionsError, match=r"run killed .*progress .*another kernel"):
         MAGICS["runs"].run(None, "--delete killed")
     MAGICS["runs"].run(None, "--delete 'the new'")
     assert capsys.readouterr().out.startswith("deleted new (")
@@ -693,7 +693,7 @@ def test_what_is_kept_of_the_logs_of_items(small):
         own = numbered(1000 * item, 60).decode()
         assert text == own or "left out …\n" in text
         assert all(line in own for line in text.splitlines() if "left out" not in line)
-    assert "… earlier output left out …\n" in logs[10]
+    assert "… earlier output" in logs[10]
 
 
 def test_displays_that_are_replaced_leave_no_files(small):
@@ -795,7 +795,7 @@ def test_an_observer_that_fails_is_dropped(monkeypatch, fails):
         live.add([event])
     live.close("finished")
     about = [notice.text for notice in live.record.notices if "Follower" in notice.text]
-    assert about == [f"the run continues, but Follower no longer follows it: ValueError: no {fails.split()[0]}"]
+    assert [mentions(text, "Follower", f"ValueError: no {fails.split()[0]}") for text in about] == [True]
     assert follower.calls.count("seen") == ("seen" in fails or other.calls.count("seen") * (fails == "ended"))
     assert follower.calls[-1] == "ended"
     assert other.records[-1] == live.record
@@ -839,5 +839,5 @@ def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
 def test_a_home_that_cannot_be_written_to(monkeypatch):
     """If runs cannot be saved, one sentence names the folder and what to set."""
     monkeypatch.setenv("SPARKRING_HOME", os.devnull)
-    with pytest.raises(SparkringError, match=r"cannot be saved in /dev/null/runs/.*Set SPARKRING_HOME"):
+    with pytest.raises(SparkringError, match=r"cannot .*saved .* /dev/null/runs/.*Set SPARKRING_HOME"):
         run_folder.RunFolder("2026-01-01_00-00-00_aaaa")

@@ -209,7 +209,7 @@ def test_a_later_run_goes_on_with_the_study(runs, tmp_path):
     assert ran == []
     (tmp_path / "kept/study.journal").write_text("{\n{\n")
     (tmp_path / "kept/study.journal.new").unlink()
-    with pytest.raises(CheckpointError, match=r"kept/study.journal cannot be read \(JSONDecodeError"):
+    with pytest.raises(CheckpointError, match=r"kept/study.journal cannot .*read \(JSONDecodeError"):
         runs(noted, grid([1]), 1, **options)
     assert list(runs(noted, grid([1]), 1, fresh=True, **options).table.state) == ["finished"]
 
@@ -241,7 +241,7 @@ def test_a_metric_that_is_not_reported(runs):
     result = api.last_result
     assert list(result.table.state) == ["failed"] * 2
     assert states(result.study) == ["FAIL"] * 2
-    with pytest.raises(OptionsError, match=r"best\('val_loss'\): no finished item has reported this metric"):
+    with pytest.raises(OptionsError, match=r"best\('val_loss'\): no finished item .*reported .*metric"):
         result.best()
     result = runs(lambda rank, trial: rank.tell(Metrics({"loss": trial.q})), grid([math.nan, 1.0]), 1)
     assert list(result.table.state) == ["finished"] * 2
@@ -288,7 +288,7 @@ def test_an_error_of_the_users_pruner_ends_the_run(runs):
         def prune(self, study: Any, trial: Any) -> bool:
             raise ZeroDivisionError("no trials")
 
-    with pytest.raises(RunFailed, match=r"the iterable raised ZeroDivisionError: no trials after 1 trial;") as caught:
+    with pytest.raises(RunFailed, match=r"iterable raised ZeroDivisionError: no trials after 1 trial;") as caught:
         runs(train, grid([1, 2], prune=Broken()), 1)
     assert 'raise ZeroDivisionError("no trials")' in str(caught.value)
     assert api.last_result.values == [10.0]
@@ -411,7 +411,7 @@ def test_the_only_parameter_under_its_own_name(tmp_path, targets, argument, valu
 
 @pytest.mark.parametrize(("targets", "argument"), [("q", ""), (None, "q")])
 def test_the_name_of_one_of_several_parameters(targets, argument):
-    with pytest.raises(OptionsError, match="`q` is the name of one parameter of the search, but would get all of them"):
+    with pytest.raises(OptionsError, match=r"`q` .*name .*parameter .*search, .*get all"):
         Items(grid([3], p=[4]), None if targets is None else Targets(targets), argument=argument)
 
 
@@ -421,7 +421,7 @@ def test_parameters():
     assert (lr, width) == (found.lr, found["width"]) == (0.1, 64)
     assert dict(**found) == {"lr": 0.1, "width": 64}
     assert repr(found) == "Parameters(lr=0.1, width=64)"
-    with pytest.raises(AttributeError, match="no parameter 'rate'; its parameters are lr, width"):
+    with pytest.raises(AttributeError, match=r"no parameter 'rate'; .*parameters .*lr, width"):
         found.rate  # noqa: B018
 
 

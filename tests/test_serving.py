@@ -122,7 +122,7 @@ def test_several_models(tmp_path):
     store.wait()
     with pytest.raises(
         CheckpointError,
-        match=r"no `model`, and not exactly one `Linear`.*'generator', .*'critic', 'deep': name the one with",
+        match=r"no `model`, .*not exactly .* `Linear`.*'generator', .*'critic', 'deep': name",
     ):
         store.load_model(make_model())
     model = make_model()
@@ -144,7 +144,7 @@ def test_a_keras_model_of_a_stream(tmp_path):
     assert Saved(store, store.find(), None, None).load().count_params() == 2
     store.save(2, {"state": {"a": make(), "b": make()}, "position": "there"})
     store.wait()
-    with pytest.raises(OptionsError, match=r"has several models \('a', 'b'\): name one of them, as in key='a'"):
+    with pytest.raises(OptionsError, match=r"has several models \('a', 'b'\): name .*key='a'"):
         Saved(store, store.find(), None, None).load()
     assert Saved(store, store.find(), None, "b").load().count_params() == 2
 
@@ -333,11 +333,11 @@ def test_a_stream_takes_up_new_checkpoints(spark, tmp_path):
     until(lambda: not model_processes(), "the model process has ended")
     assert mentions(record.title, "DataFrame", f"{tmp_path / 'ml'}")
     told = [notice.text for notice in record.notices]
-    assert [text.split(",")[0].partition(" ")[2] for text in told if "now predicts" in text] == [
-        "now predicts with step 3",
-        "now predicts with step 4",
-    ]
-    assert sum("still predicts with step 4" in text and "00000005" in text for text in told) == 1
+    assert [
+        mentions(text, "now predicts", f"step {step}")
+        for text, step in zip((text for text in told if "now predicts" in text), (3, 4), strict=True)
+    ] == [True, True]
+    assert sum(mentions(text, "still predicts", "step 4", "00000005") for text in told) == 1
     assert "1 newer checkpoint used" in record.message
     (item,) = record.items.known
     assert (item.state, item.name) == ("finished", f"process {process.pop()} on {item.host}")
@@ -385,24 +385,24 @@ def test_arguments(spark, tmp_path):
         return sparkring.predict(data, model, make, **{"inputs": ["x"], "returns": "double", **options})
 
     for wrong in (0, -1, float("nan"), True, "5"):
-        with pytest.raises(OptionsError, match=r"refresh_s=.*: expected a number of seconds"):
+        with pytest.raises(OptionsError, match=r"refresh_s=.*: expected .*number .*seconds"):
             predict(refresh_s=wrong)
-    with pytest.raises(OptionsError, match="which=3 selects a fixed one: leave one of the two out"):
+    with pytest.raises(OptionsError, match=r"which=3 selects .*fixed .*leave .*two out"):
         predict(refresh_s=5, which=3)
-    with pytest.raises(OptionsError, match="only for streaming DataFrames: leave it out"):
+    with pytest.raises(OptionsError, match=r"only .*streaming DataFrames: leave .*out"):
         predict(frame, refresh_s=5)
-    with pytest.raises(OptionsError, match="only for streaming DataFrames: leave it out"):
+    with pytest.raises(OptionsError, match=r"only .*streaming DataFrames: leave .*out"):
         predict(str(tmp_path), refresh_s=5, to=str(tmp_path / "out"))
-    with pytest.raises(CheckpointError, match="no metric is set"):
+    with pytest.raises(CheckpointError, match=r"no metric .*set"):
         predict(refresh_s=5, which="best")
     for name, value in {"refresh_s": 5, "version": "step", "key": "net"}.items():
-        with pytest.raises(OptionsError, match=f"{name}=… is only for checkpoints.*pass the directory"):
+        with pytest.raises(OptionsError, match=rf"{name}=… .*only .*checkpoints.*pass the directory"):
             predict(model=np.sum, make=None, **{name: value})
-    with pytest.raises(OptionsError, match="also the name of a column of predictions"):
+    with pytest.raises(OptionsError, match=r"also .*name .*column .*predictions"):
         predict(version="Prediction")
-    with pytest.raises(OptionsError, match="also the name of a column of predictions"):
+    with pytest.raises(OptionsError, match=r"also .*name .*column .*predictions"):
         predict(frame, version="prediction", returns=None)
-    with pytest.raises(OptionsError, match=r"already has a column `id`: give the column of versions .*'id_2'"):
+    with pytest.raises(OptionsError, match=r"already .*column `id`: give .*column .*versions .*'id_2'"):
         predict(version="id")
     with pytest.raises(OptionsError, match="version='': expected the name"):
         predict(version="")
@@ -441,9 +441,8 @@ def test_the_record_of_a_stream_ends_with_its_query(monkeypatch):
         until(lambda: len(run_store.saved()) == 2, "the second query has a record")
     until(lambda: all(run_store.load(path).outcome for path in run_store.saved()), "both records have ended")
     records = sorted(map(run_store.load, run_store.saved()), key=lambda record: record.started)
-    assert [record.notices[0].text for record in records] == [
-        f"here now predicts with step {step}, loaded in 0.2 s (process 12)" for step in (7, 9)
-    ]
+    for record, step in zip(records, (7, 9), strict=True):
+        assert mentions(record.notices[0].text, "here", f"step {step}", "0.2 s", "process 12")
 
 
 def test_notices_about_checkpoints(monkeypatch):

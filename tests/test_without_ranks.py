@@ -119,7 +119,7 @@ def test_the_same_mistake_twice_ends_the_run(run):
         rank.tell(Metrics({"loss": 0.5}, step=1))
         raise ValueError("no")
 
-    with pytest.raises(RunFailed, match=r"(?s)ValueError: no.*failed twice in the same way") as caught:
+    with pytest.raises(RunFailed, match=r"(?s)ValueError: no.*failed twice .*same way") as caught:
         run(cell, max_restarts=9)
     assert len(caught.value.record.attempts) == 2
 
@@ -139,7 +139,7 @@ def test_what_cannot_heal_ends_the_run_at_once(run, error, on, why):
             raise type(error)(*error.args)
         rank.interrupted.wait(DEADLINE_S)
 
-    with pytest.raises(RunFailed, match=f"The run was not restarted: {why}") as caught:
+    with pytest.raises(RunFailed, match=rf"run .*not restarted: {why}") as caught:
         run(cell, max_restarts=3)
     assert len(caught.value.record.attempts) == 1
 
@@ -193,10 +193,10 @@ def test_a_display_that_fails_does_not_end_the_run(run):
             ends.append(record.outcome)
             raise OSError("the terminal is gone")
 
-    with pytest.warns(RuntimeWarning, match="can no longer be shown.*the terminal is gone"):
+    with pytest.warns(RuntimeWarning, match=r"no longer .*shown.*terminal .*gone"):
         result = run(lambda rank: rank.world.rank, view=Broken())
     assert result.values == [0, 1]
-    assert any("the terminal is gone" in notice.text for notice in result.record.notices)
+    assert any("terminal is gone" in notice.text for notice in result.record.notices)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert run(lambda rank: rank.world.rank, view=Broken()).values == [0, 1]
@@ -209,7 +209,7 @@ def test_a_display_that_fails_does_not_end_the_run(run):
 def test_a_second_gang_at_the_same_place(gang):
     """A second gang is refused, and the error says what to do. After a loss, a new gang replaces the lost one."""
     gang.start(2)
-    with pytest.raises(OptionsError, match="%gang stop ends it"):
+    with pytest.raises(OptionsError, match="%gang stop ends"):
         gang.start(2)
 
     def dies(rank: FakeRank) -> None:
@@ -245,7 +245,7 @@ def test_a_flood_of_messages_between_cells_is_bounded(gang, wait_until):
         rank.tell(Output("stdout", b"the end\n"))
     wait_until(lambda: "more between cells than can be kept" in "".join(gang.gang.news), "the flood is noticed")
     gang.cell("pass")
-    assert "more between cells than can be kept" in gang.view.record.notices[0].text
+    assert mentions(gang.view.record.notices[0].text, "between cells", "can be kept")
     folder = Path(gang.view.record.log_folder)
     assert all(run_store.log(folder, rank).endswith("the end\n") for rank in range(2))
 
@@ -261,5 +261,5 @@ def test_a_rank_that_does_not_come_back_takes_the_gang_with_it(gang, monkeypatch
         rank.ended.wait(DEADLINE_S)
 
     gang.launched.cell = cell
-    with pytest.raises(RunFailed, match=r"(?s)ValueError: no.*The gang has ended.*rank 1 did not respond"):
+    with pytest.raises(RunFailed, match=r"(?s)ValueError: no.*gang .*ended.*rank 1 did not respond"):
         gang.cell("pass")

@@ -1,4 +1,4 @@
-"""Names say what they hold: no new local is called `found` or `each`, and no new class shares its name with another."""
+"""Names say what they hold, no two classes share a name, and tests hold what matters, not sentences."""
 
 import ast
 import pathlib
@@ -37,3 +37,32 @@ def test_no_name_is_vague():
 def test_no_classes_share_a_name():
     names = Counter(name for text in SOURCES.values() for name in re.findall(r"(?m)^\s*class (\w+)", text))
     assert [name for name, count in names.items() if count > 1] == [], "give the classes unique names"
+
+
+# How many expectations of the tests still hold a sentence: four words in a row. Others hold what matters in it, with
+# mentions() and patterns, or a typed field. Lower the number when you can.
+SENTENCES = 196
+TESTS = pathlib.Path(__file__).parent
+FOUR_WORDS = re.compile(r"(?:[A-Za-z][A-Za-z'’-]*[,;:.]? ){3}[A-Za-z][A-Za-z'’-]*")
+
+
+def expectations(tree):
+    """Yield what is asserted, without the assertions' messages, and the patterns of errors."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            yield node.test
+        elif isinstance(node, ast.keyword) and node.arg == "match":
+            yield node.value
+
+
+def test_no_more_expectations_hold_sentences():
+    sentences = [
+        f"{path.relative_to(TESTS)}:{expected.lineno}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for expected in expectations(ast.parse(path.read_text()))
+        if any(
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and FOUR_WORDS.search(node.value)
+            for node in ast.walk(expected)
+        )
+    ]
+    assert len(sentences) <= SENTENCES, f"hold fields, numbers and names, not sentences: {sentences}"

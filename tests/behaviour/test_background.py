@@ -46,7 +46,7 @@ def test_the_notebook_is_free_while_it_runs(ring, go, wait_until):
     namespace = {"go": str(go)}
     run = ring.in_background(WAITS + "found = 40 + rank\nfound + 1", namespace=namespace, pull=("found",))
     wait_until(lambda: up(run), "both ranks are up")
-    with pytest.raises(StillRunning, match=rf"run {run.run_id} has not ended after 0.05 s.*2 running"):
+    with pytest.raises(StillRunning, match=rf"run {run.run_id} .*not ended after 0.05 s.*2 running"):
         run.result(0.05)
     assert not run.done
     assert run.record.outcome is None
@@ -205,7 +205,7 @@ def test_two_runs_do_not_save_in_one_directory(local, go, tmp_path):
     namespace, folder = {"go": str(go)}, tmp_path / "saved"
     run = local.in_background(cell, 1, namespace=namespace, checkpoint_dir=str(folder))
     for start in (local.run, local.in_background):
-        with pytest.raises(CheckpointError, match=f"is in use by run {run.run_id}"):
+        with pytest.raises(CheckpointError, match=rf"use .*run {run.run_id}"):
             start(cell, 1, namespace=namespace, checkpoint_dir=f"file:{folder}/")
     go.touch()
     assert run.result().value == 0
@@ -279,7 +279,7 @@ def test_stop_from_another_thread_keeps_a_warm_gang(shared_gang, monkeypatch):
     view.on_refresh = lambda record: record.recent_count and stops and stops.pop()()
     cell = "import time\nprint('up', flush=True)\ntime.sleep(1000)"
     gang = shared_gang.gang
-    with pytest.raises(KeyboardInterrupt, match="The gang stays up"):
+    with pytest.raises(KeyboardInterrupt, match="gang stays up"):
         api.run_spec(RunSpec(Cell(cell, {}), Options(np=gang.wanted.np), "plain", "test", cell, gang))
     assert shared_gang.values("rank") == [0, 1, 2]
 

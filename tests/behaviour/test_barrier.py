@@ -12,6 +12,7 @@ import sys
 import psutil
 import pytest
 from rings import READY, ready
+from texts import mentions
 from waiting import DEADLINE_S
 
 from sparkring.errors import LaunchError, OptionsError, RunFailed, RunTimeout, SlotsError
@@ -275,8 +276,8 @@ def test_rows_can_be_read_once(barrier, spark):
         said
     """
     by_row, by_batch = barrier(cell, spark.range(0, 4, 1, 2)).values
-    assert "`rows` can be read only once, and have been read row by row" in by_row
-    assert "and are being read as Arrow batches" in by_batch
+    assert mentions(by_row, "`rows`", "only once", "row by row")
+    assert mentions(by_batch, "`rows`", "only once", "Arrow batches")
 
 
 def test_empty_partitions(barrier, spark):
@@ -307,7 +308,7 @@ def test_rows_that_spark_cannot_compute(barrier, spark):
     spark.conf.set("spark.sql.ansi.enabled", "true")
     try:
         divided = spark.range(0, 4, 1, 2).selectExpr("1 / (id - 2) AS x")
-        with pytest.raises((LaunchError, RunFailed), match=r"ended the barrier stage: \[DIVIDE_BY_ZERO\] Division by"):
+        with pytest.raises((LaunchError, RunFailed), match=r"ended .*barrier stage: \[DIVIDE_BY_ZERO\] Division by"):
             barrier("len(list(rows))", divided)
     finally:
         spark.conf.set("spark.sql.ansi.enabled", ansi)
@@ -318,7 +319,7 @@ def test_rows_that_spark_cannot_compute(barrier, spark):
     def raises(x):
         raise ValueError("first line\nsecond line")
 
-    with pytest.raises((LaunchError, RunFailed), match=r"(?m)ended the barrier stage: ValueError: first line$"):
+    with pytest.raises((LaunchError, RunFailed), match=r"(?m)ended .*barrier stage: ValueError: first line$"):
         barrier("len(list(rows))", spark.range(0, 4, 1, 2).select(raises("id")))
 
 
@@ -422,7 +423,7 @@ def test_interrupt(barrier, tasks, spark):
 
 def test_timeout(barrier, tasks, spark, limit):
     cell = f"import threading, time; {READY}\ncontext.barrier() if rank else time.sleep(1000)"
-    with pytest.raises(RunTimeout, match=r"rank 1 waits in barrier, cell line 3"):
+    with pytest.raises(RunTimeout, match=r"rank 1 waits .*barrier, cell line 3"):
         barrier(cell, spark.range(0, 9, 1, 2), timeout_s=limit(tasks, ready(2)))
 
 
@@ -452,18 +453,18 @@ def test_data_that_is_no_spark_dataframe(barrier, found, said):
 
 
 def test_data_that_is_not_there(tasks):
-    with pytest.raises(OptionsError, match="the notebook has no variable `digit`"):
+    with pytest.raises(OptionsError, match=r"notebook .*no variable `digit`"):
         tasks.run("rank", 0, framework="barrier", data="digit")
 
 
 @pytest.mark.standalone("the slots are counted on the cluster")
 def test_more_partitions_than_slots(barrier, spark):
-    with pytest.raises(SlotsError, match=r"9 partitions of `digits` need 9 task slots, but there are 4 in all.* -n 4"):
+    with pytest.raises(SlotsError, match=r"9 partitions of `digits` need 9 task slots, .* 4 in all.* -n 4"):
         barrier("rank", spark.range(0, 9, 1, 9))
 
 
 def test_too_few_slots_point_to_no_local_processes(barrier):
-    with pytest.raises(SlotsError, match="needs 99 task slots, but there are 4 in all") as caught:
+    with pytest.raises(SlotsError, match=r"needs 99 task slots, .* 4 in all") as caught:
         barrier("rank", n=99)
     assert "-n -99" not in str(caught.value)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -218,7 +217,7 @@ def test_a_full_disk_does_not_end_the_run(driver):
         print("NOTICE", [notice.text for notice in result.record.notices])
     """).wait()
     assert "VALUES [0, 1] [20000, 20000]" in text
-    assert re.search(r"NOTICE \[.this run's record and logs end here: File too large", text), text[-500:]
+    assert mentions(text, "NOTICE [", "logs end here", "File too large"), text[-500:]
 
 
 @pytest.mark.slow
@@ -266,7 +265,7 @@ def test_a_member_that_falls_silent(local, monkeypatch):
         return found
 
     monkeypatch.setattr(Members, "silences", as_an_hour_later)
-    with pytest.raises(RunFailed, match=r"lost on .*: no message from its process") as caught:
+    with pytest.raises(RunFailed, match=r"lost on .*: no message .*process") as caught:
         local.run("""
             import os, signal, subprocess, time
             subprocess.Popen(["sleep", "1000"], start_new_session=True)

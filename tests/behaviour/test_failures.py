@@ -120,9 +120,9 @@ def test_an_error_in_a_function_of_the_notebook(ring, notebook_cell):
     name = "<ipython-input-7-0123456789ab>"
     namespace = notebook_cell("def train(x):\n    y = x - 1\n    return 1 / y  # slope\n", name)
     error = failed(ring, "a = 1\ntrain(a)", n=1, namespace=namespace)
-    assert "line 3 of a notebook cell, in train" in str(error)
+    assert mentions(str(error), "line 3", "notebook cell", "in train")
     assert "→ 3      return 1 / y  # slope" in str(error)
-    assert "called from cell line 3: train(a)" in str(error)
+    assert mentions(str(error), "called from", "cell line 3", "train(a)")
     assert f'File "{name}", line 3, in train\n    return 1 / y  # slope\n' in error.record.failure.traceback
 
 
@@ -206,7 +206,7 @@ def test_a_rank_that_cannot_start(ring):
 
 def test_a_rank_that_garbles_its_channel(local):
     """If a rank sends anything but messages, its member ends the rank, and the run fails instead of waiting."""
-    with pytest.raises(RunFailed, match=r"lost on .*: the connection to its process broke") as caught:
+    with pytest.raises(RunFailed, match=r"lost on .*: .*connection .*process broke") as caught:
         local.run("""
             import time
             from sparkring.runtime import report
@@ -215,7 +215,7 @@ def test_a_rank_that_garbles_its_channel(local):
             time.sleep(1000)
         """)
     assert caught.value.record.failed_rank == 1
-    assert "this rank sent an invalid message" in caught.value.record.ranks[1].tail[-1].text
+    assert "an invalid message" in caught.value.record.ranks[1].tail[-1].text
 
 
 @pytest.mark.standalone("the job is cancelled on executors")
@@ -260,7 +260,7 @@ def test_a_rank_that_takes_no_signals_is_ended(ring, limit):
 def test_a_timeout_before_the_ranks_are_up(ring, monkeypatch):
     """The message says how many ranks had connected, and nothing waits for ranks that never started."""
     monkeypatch.setattr(Inbox, "_read", lambda inbox, connection: inbox._closed.wait())  # no message is read
-    with pytest.raises(RunTimeout, match=r"before the ranks were up: 0 of 2 ranks have connected"):
+    with pytest.raises(RunTimeout, match=r"before .*ranks .*up: 0 of 2 ranks have connected"):
         ring.run("import time\ntime.sleep(60)", timeout_s=0.001)
 
 

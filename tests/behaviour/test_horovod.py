@@ -211,7 +211,7 @@ def test_runner_arguments():
         HorovodRunner(np=1.5)  # type: ignore[arg-type]
     with pytest.raises(OptionsError, match="driver_log_verbosity"):
         HorovodRunner(np=-1, driver_log_verbosity="loud")
-    with pytest.raises(OptionsError, match=r"run\(\) takes a function, not NoneType: .* instead of calling it"):
+    with pytest.raises(OptionsError, match=r"run\(\) takes .*function, not NoneType: .* instead .*calling"):
         HorovodRunner(np=-1).run(print())  # type: ignore[arg-type, func-returns-value]
 
 

@@ -113,9 +113,9 @@ def test_without_a_user(ring, monkeypatch):
         raise EOFError
 
     monkeypatch.setattr(builtins, "input", refuse)
-    with pytest.raises(RunFailed, match="EOFError: nobody can answer"):
+    with pytest.raises(RunFailed, match=r"EOFError: nobody .*answer"):
         ring.run("input('name? ')")
-    with pytest.raises(RunFailed, match=r"EOFError: nobody can answer.*the background and has no live panel"):
+    with pytest.raises(RunFailed, match=r"EOFError: nobody .*answer.*background .*no live panel"):
         ring.in_background("input('name? ')").result()
 
 
@@ -158,7 +158,7 @@ def test_an_item_cannot_ask(monkeypatch):
     import sparkring
     from sparkring.errors import ItemsFailed
 
-    with pytest.raises(ItemsFailed, match=r"EOFError: an item of a run cannot call input"):
+    with pytest.raises(ItemsFailed, match=r"EOFError: .*item .*run cannot call input"):
         sparkring.foreach(lambda item: input(), [1], np=-1, retries=0, quiet=True)
 
 

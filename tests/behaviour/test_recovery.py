@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from spares import prepared, ready
+from texts import mentions
 from waiting import until
 
 from sparkring import shards
@@ -98,7 +99,7 @@ def test_a_changed_cell_is_asked_about(count):
     with pytest.raises(CheckpointError) as caught:
         count(changed, last=20, resume=False)
     told = str(caught.value)
-    assert "has a checkpoint of step 20, " in told
+    assert mentions(told, "a checkpoint", "step 20, ")
     assert '-    state["sum"] += step\n' in told
     assert '+    state["sum"] += 2 * step\n' in told
     assert "--resume" in told
@@ -136,11 +137,11 @@ def test_changed_values_and_helpers_are_asked_about(local, tmp_path):
                ("scale", namespace(notebook.replace("= 2", "= 3"))),
                ("model", namespace(notebook.replace("{width}", "3")))]  # fmt: skip
     for name, changed in changes:
-        with pytest.raises(CheckpointError, match=f"(?s)`{name}` has changed since.*--resume.*--fresh"):
+        with pytest.raises(CheckpointError, match=rf"(?s)`{name}` has changed since.*--resume.*--fresh"):
             local.run(USES, 1, namespace=changed, **options)
-    with pytest.raises(RunFailed, match=r"(?s)start over with --fresh.*run the cell with --fresh") as caught:
+    with pytest.raises(RunFailed, match=r"(?s)start over with --fresh.*run .*cell .* --fresh") as caught:
         local.run(USES, 1, namespace=changed, resume=True, max_restarts=0, **options)
-    assert "run the cell again" not in str(caught.value)
+    assert "the cell again" not in str(caught.value)
     assert local.run(USES, 1, namespace=namespace(), **options).value == (1, 4.0), "the model has other weights"
     values = local.run(USES, 1, namespace=namespace(X=np.ones(3)), resume=True, **options).value
     assert values == (2, 9.0)
@@ -165,7 +166,7 @@ begun
     options = {"checkpoint_dir": str(tmp_path / "run")}
     assert ring.run(cell, namespace={"data": write(64)}, **options).values == [0, 0]
     assert ring.run(cell, namespace={"data": write(64)}, **options).values == [1, 1]
-    with pytest.raises(CheckpointError, match=r"the data of .*data\.parquet has changed since"):
+    with pytest.raises(CheckpointError, match=r"the data of .*data\.parquet .*changed since"):
         ring.run(cell, namespace={"data": write(65)}, **options)
 
 
@@ -231,7 +232,7 @@ def test_ranks_that_ask_at_different_times_get_one_answer(local, tmp_path):
 @pytest.mark.any_launcher
 def test_it_says_how_to_go_on(count):
     """When no restarts are left, the error says which step is saved, and where."""
-    with pytest.raises(RunFailed, match=r"(?s)killed by SIGKILL.*Step \d0 is saved in .*run the cell again"):
+    with pytest.raises(RunFailed, match=r"(?s)killed by SIGKILL.*Step \d0 is saved in .*run .*cell again"):
         count(dies_at=25, max_restarts=0)
 
 
@@ -247,7 +248,7 @@ if rank == 0 and not os.path.exists(mark):
         cell, namespace={"mark": str(tmp_path / "mark")}, checkpoint_dir=str(tmp_path / "run"), max_restarts=1
     )
     (notice,) = [notice.text for notice in result.record.notices if "runs again" in notice.text]
-    assert "checkpoints() has saved nothing in" in notice
+    assert mentions(notice, "checkpoints()", "saved nothing")
     assert "starts over" not in notice
 
 
@@ -262,11 +263,9 @@ open(folder, "w").close()
 store.save(1, {"x": 1})
 """
     folder = str(tmp_path / "run")
-    with pytest.raises(
-        RunFailed, match="CheckpointStorageError: the checkpoint of step 1 could not be saved in"
-    ) as caught:
+    with pytest.raises(RunFailed, match=r"CheckpointStorageError: .*checkpoint .*step 1 .*not .*saved") as caught:
         local.run(cell, namespace={"folder": folder}, checkpoint_dir=folder, max_restarts=0)
-    assert any("could not be saved" in notice.text for notice in caught.value.record.notices)
+    assert any("not be saved" in notice.text for notice in caught.value.record.notices)
 
 
 def test_a_directory_that_cannot_be_used(local, tmp_path):
@@ -274,7 +273,7 @@ def test_a_directory_that_cannot_be_used(local, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"/file/x"):
         local.run("1", checkpoint_dir=str(tmp_path / "file" / "x"))
-    with pytest.raises(CheckpointError, match=r"memory://x is in the memory of a single process"):
+    with pytest.raises(CheckpointError, match=r"memory://x .*memory .*single process"):
         local.run("1", checkpoint_dir="memory://x")
 
 

@@ -60,7 +60,7 @@ def test_arrays_of_one_number_are_numbers(ring):
 @pytest.mark.any_launcher
 def test_a_metric_that_is_no_number(ring):
     """The rank raises a TypeError that names the metric, and the error shows the cell's line, not sparkring's."""
-    with pytest.raises(RunFailed, match=r"TypeError: log\(accuracy=…\): str is not a number") as caught:
+    with pytest.raises(RunFailed, match=r"TypeError: log\(accuracy=…\): str .*not .*number") as caught:
         ring.run("from sparkring import log\nlog(loss=1, accuracy='high')")
     assert "cell line 3" in str(caught.value)
     assert "raised in" not in str(caught.value)
@@ -68,7 +68,7 @@ def test_a_metric_that_is_no_number(ring):
 
 def test_what_log_cannot_take():
     """A value without a name is refused, and so is a metric in a dict that is not a number."""
-    with pytest.raises(TypeError, match=r"metrics as a dict or as keyword arguments, not 0\.25"):
+    with pytest.raises(TypeError, match=r"metrics .*dict .*keyword arguments, not 0\.25"):
         sparkring.log(0.25)
     with pytest.raises(TypeError, match="train/loss"):
         sparkring.log({"train/loss": [1, 2]})

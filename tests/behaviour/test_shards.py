@@ -205,7 +205,7 @@ def test_a_timeout_says_who_has_read_all_and_who_has_not(local, numbered, limit)
 @pytest.mark.any_launcher
 def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):
     """The error names the path, and shows the line of the cell."""
-    with pytest.raises(RunFailed, match=r"DataError: .*/nowhere does not exist") as caught:
+    with pytest.raises(RunFailed, match=r"DataError: .*/nowhere .*not exist") as caught:
         ring.run("from sparkring import shards\nshards(path + '/nowhere')", namespace={"path": numbered})
     assert "cell line 3" in str(caught.value)
 
@@ -225,7 +225,7 @@ def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, loc
 
     later = shards(numbered, 50, transform=only_on_ranks)
     before = run_store.saved()
-    with pytest.raises(DataError, match="With size=3, a rank has 333, which does not fill a batch of 500"):
+    with pytest.raises(DataError, match=r"With size=3, a rank has 333, .*not fill .*batch .* 500"):
         local.run("next(few.as_numpy())", n=3, namespace={"few": few})
     with pytest.raises(DataError, match="transform returned 1 rows of `x` for 16"):
         local.run("next(ragged.as_numpy())", namespace={"ragged": ragged})

@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import pytest
 from rings import READY, ready
+from texts import mentions
 from waiting import until
 
 import sparkring
@@ -286,7 +287,7 @@ def attempts(cases, driver, tmp_path):
 @pytest.mark.standalone("the slots are counted on the cluster")
 def test_too_few_slots(tasks):
     """The error gives both numbers, and says what to use instead."""
-    with pytest.raises(SlotsError, match=r"needs 99 task slots, but there are 4 in all.*-n -99") as caught:
+    with pytest.raises(SlotsError, match=r"needs 99 task slots, .* 4 in all.*-n -99") as caught:
         tasks.run("rank", n=99)
     assert "-n 4" in str(caught.value)
 
@@ -303,7 +304,7 @@ def test_an_executor_that_was_just_lost_is_waited_for(tasks, spark, capsys, opti
     until(lambda: slots(cluster_of(spark)).total == 2, "Spark knows that it has lost an executor")
     assert tasks.run("rank", n=4, **options).values == [0, 1, 2, 3]
     said = capsys.readouterr().err if options else tasks.view.record.notices[0].text
-    assert "s for executors: Spark lost one " in said
+    assert mentions(said, "s for executors", "Spark lost one")
 
 
 @pytest.fixture
@@ -317,7 +318,7 @@ def test_members_that_cannot_reach_the_driver(tasks, unreachable, options):
     """Without a slot for the jobs that carry messages, the launch is refused, and does not try again."""
     with pytest.raises(SlotsError, match=UNREACHED) as caught:
         tasks.run("rank", 4, **options)
-    assert "Use -n 3, or add executors or cores. Set spark.driver.host" in str(caught.value)
+    assert mentions(str(caught.value), "-n 3", "spark.driver.host")
     assert len(tasks.view.record.attempts) <= 1
 
 
@@ -328,7 +329,7 @@ def test_rings_through_spark_jobs(tasks, unreachable, capsys):
     assert {line.text for line in tasks.view.record.recent} == {"seen 0", "seen 1"}
     told = capsys.readouterr().err
     assert re.search(UNREACHED, told.removeprefix("sparkring: "))
-    assert told.count("messages go through Spark jobs") == 1
+    assert told.count("messages go through") == 1
     with pytest.raises(RunFailed, match="→ 3  1 / rank"):
         tasks.run("x = 1\n1 / rank", 2)
     blob = os.urandom(20_000_000)
@@ -377,13 +378,11 @@ def test_what_the_doctor_finds_about_the_way(spark, unreachable, capsys):
     assert PLACES["spark"].every_slot() == 4
     (found,) = [one for one in doctor.check(None, str).findings if one.topic == "driver's port"]
     assert (found.level, found.advice) == ("note", cluster.reachable_by)
-    assert re.search(
-        r"cannot connect to the driver at 127\.0\.0\.2:\d+: Connection refused\.", tunnel.why_needed(cluster)
-    )
+    assert mentions(tunnel.why_needed(cluster), "cannot connect", "127.0.0.2:", "Connection refused")
     assert PLACES["spark"].every_slot() == 3
     for _ in range(2):
         assert queries.watch(cluster, "title", "code") is None
-    assert capsys.readouterr().err.count("have no live view") == 1
+    assert capsys.readouterr().err.count("no live view") == 1
 
 
 @pytest.mark.forked("torch")
@@ -468,8 +467,8 @@ def test_a_gang_ends_with_its_session(attempts):
     """A message says so at once. A later cell's error gives the reason."""
     kind, text, said = attempts["the gang's session was stopped"]
     assert kind == "LaunchError"
-    assert text.startswith("the SparkSession has been stopped")
-    assert [line.partition(" on ")[0] for line in said if "has ended" in line] == ["the warm gang of 2 ranks"]
+    assert mentions(text, "SparkSession", "stopped")
+    assert [mentions(line, "gang of 2 ranks", "ended") for line in said] == [True]
 
 
 def test_a_stopped_session_is_told(attempts):
@@ -483,7 +482,7 @@ def test_a_java_that_has_ended_is_told(attempts):
     """The error is one sentence, although pyspark itself still believes that the session is running."""
     kind, text, *_ = attempts["Java has ended"]
     assert kind == "LaunchError"
-    assert "Java process of the SparkSession has ended: restart the kernel" in text
+    assert mentions(text, "Java process", "ended", "restart the kernel")
 
 
 def test_dynamic_allocation_in_local_mode(attempts):

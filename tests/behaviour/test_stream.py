@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rings import WarmRing
+from texts import mentions
 from waiting import PACE, until
 
 import sparkring
@@ -133,7 +134,7 @@ def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) ->
     assert two.values("ids") == [list(range(10))] * 2
     for each in (tmp_path / "shared").glob("*/rank-0.safetensors"):
         each.write_bytes(each.read_bytes()[:-1] + b"?")
-    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged: restore their files, or"):
+    with pytest.raises(CheckpointError, match=r"all checkpoints in .*damaged: restore .*files,"):
         stream(two, batches(10), checkpoint_dir=str(tmp_path / "shared")).result()
     with pytest.raises(CheckpointError, match="the cell has changed"):
         stream(two, batches(10), TRAIN + "w += 1", checkpoint_dir=str(tmp_path))
@@ -153,7 +154,7 @@ def test_changed_values_and_helpers_of_a_stream_are_asked_about(two: WarmRing, t
     define("unused = 2")
     for change, name in [("scale = 3", "scale"), ("scale = 2\ndef helper(x): return x + scale", "helper")]:
         define(change)
-        with pytest.raises(CheckpointError, match=f"(?s)^(?!.*`unused`).*`{name}` has changed since then.*--fresh"):
+        with pytest.raises(CheckpointError, match=rf"(?s)^(?!.*`unused`).*`{name}` .*changed since then.*--fresh"):
             stream(two, batches(4), cell, **options)
     define("def helper(x):\n    'The docstring.'\n    return x * scale")
     assert stream(two, batches(3), cell, **options).result().batches == 1
@@ -172,12 +173,12 @@ def test_a_slow_rank_does_not_hold_up_the_save(two: WarmRing, tmp_path: Path) ->
 def test_a_corrected_cell_begins_with_the_initial_state(two: WarmRing, tmp_path: Path) -> None:
     """Batches that the cell had trained on before it failed count once, although none of them had been saved."""
     saved = {"checkpoint_dir": str(tmp_path), "save_every": 10, "resume": True}
-    with pytest.raises(RunFailed, match=r"(?s)ValueError: bad.*The state before the first batch is saved in .*: run"):
+    with pytest.raises(RunFailed, match=r"(?s)ValueError: bad.*state before .*first batch .*saved .*: run"):
         stream(two, batches(5), TRAIN + "if batch_id == 3: raise ValueError('bad')", **saved).result()
     again = stream(two, batches(5), TRAIN, **saved)
     assert again.result().saved == 4
     assert again.record.stream.began.saved is None
-    assert again.record.notices[0].text.startswith("continues from the initial state, saved")
+    assert mentions(again.record.notices[0].text, "continues", "initial state", "saved")
     assert two.values("ids, seen") == [(list(range(5)), 25), (list(range(5)), 30)]
 
 
@@ -188,7 +189,7 @@ def test_other_cells_use_the_gang_between_two_batches(two: WarmRing, monkeypatch
     seen = [two.values("seen")[0] for _ in range(5)]
     assert seen == sorted(seen)
     until(lambda: two.values("seen")[0] > seen[-1], "the stream goes on")
-    with pytest.raises(OptionsError, match=r"is already training on a stream: stop that stream with `%runs --stop"):
+    with pytest.raises(OptionsError, match=r"already training .*stream: stop .*stream .* `%runs --stop"):
         stream(two, batches(1))
     monkeypatch.setattr(ring, "HELD_AFTER_S", 0.1)
     with ThreadPoolExecutor(1) as notebook:
@@ -203,7 +204,7 @@ def test_other_cells_use_the_gang_between_two_batches(two: WarmRing, monkeypatch
     lost = stream(two, batches(10**9))
     until(trained(lost, 2), "two batches")
     os.kill(two.pids()[1], signal.SIGKILL)
-    with pytest.raises(RunFailed, match=r"rank 1 .* failed: killed by SIGKILL"):
+    with pytest.raises(RunFailed, match=r"rank 1 .* failed: killed .*SIGKILL"):
         lost.result()
 
 
@@ -217,7 +218,7 @@ def test_a_rank_that_dies_between_two_batches(two: WarmRing) -> None:
         until(lambda: two.gang.ended, "the gang has ended")
         yield from batches(2)
 
-    with pytest.raises(RunFailed, match=r"rank 1 .* failed: killed by SIGKILL") as caught:
+    with pytest.raises(RunFailed, match=r"rank 1 .* failed: killed .*SIGKILL") as caught:
         stream(two, items()).result()
     assert caught.value.record.failed_rank == 1
 
@@ -278,9 +279,9 @@ def test_errors(two: WarmRing, tmp_path: Path) -> None:
     for items, cell, kind, said in cases:
         with pytest.raises(kind, match=f"(?s){said}"):
             stream(two, items, cell).result()
-    with pytest.raises(DataError, match="`items` is a `dict`: use a streaming DataFrame"):
+    with pytest.raises(DataError, match=r"`items` is a `dict`: use .*streaming DataFrame"):
         stream(two, {"x": [1]})
-    with pytest.raises(RunFailed, match="the cell uses no model, optimizer or other value"):
+    with pytest.raises(RunFailed, match=r"cell uses no model, optimizer .*other value"):
         stream(two, batches(1), "print(len(batch))", checkpoint_dir=str(tmp_path)).result()
     assert two.values("seen") == [0, 0]
 
@@ -344,7 +345,7 @@ def test_watch_yields_each_file_once(two: WarmRing, tmp_path: Path) -> None:
     second = stream(two, watched(), cell, checkpoint_dir=str(tmp_path / "saved"), available_now=True)
     assert second.result().batches == 1
     assert two.values("ids") == [[1.0, 2.0, 3.0, 4.0]] * 2
-    with pytest.raises(OptionsError, match="only the last part of the path can be a pattern"):
+    with pytest.raises(OptionsError, match=r"only .*last part .*path .*pattern"):
         sparkring.watch("in/*/a.parquet")
 
 
@@ -387,11 +388,11 @@ def test_a_state_for_each_key(two: WarmRing, tmp_path: Path) -> None:
         assert total == sum(wanted[key]) + more
         assert ids == [number for number, item in enumerate(items) if key in item["k"]] + [6]
     for by, message in ((("k", "v"), "with --by k,v"), ((), "without --by")):
-        with pytest.raises(RunFailed, match=f"has a state for each value of k, so a stream {message} cannot continue"):
+        with pytest.raises(RunFailed, match=rf"state .*each value .*k, .*stream {message} cannot continue"):
             stream(two, items, cell, **{**options, "by": by}).result()
-    with pytest.raises(DataError, match="--by z: batch 0 of items has no such column, only k, v"):
+    with pytest.raises(DataError, match=r"--by z: batch 0 .*items .*no such column, only k, v"):
         stream(two, items, cell, by=("z",)).result()
-    with pytest.raises(DataError, match=r"--by x: the type of this column is float64\[2\], but a key must be a single"):
+    with pytest.raises(DataError, match=r"--.*x: .*type .*column .*float64\[2\], .*key .*single"):
         stream(two, batches(1), "w = w + 1", by=("x",), state=("w",)).result()
 
 
@@ -462,7 +463,7 @@ def train_on_files(two: WarmRing, spark: Any, files: Path, tmp_path: Path, *, sa
 @pytest.mark.extended_on("spark", "test_a_streaming_dataframe streams to ranks on Spark")
 def test_errors_with_spark(two: WarmRing, spark: Any, files: Path, tmp_path: Path) -> None:
     """A batch DataFrame is refused, an error of the query or of the cell is told, and a lost part of a checkpoint."""
-    with pytest.raises(DataError, match=r"`items` is not a streaming DataFrame: make one with spark.readStream"):
+    with pytest.raises(DataError, match=r"`items` .*not .*streaming DataFrame: make .*spark.readStream"):
         stream(two, spark.range(3))
     saved = str(tmp_path / "saved")
     with pytest.raises(RunFailed, match="ValueError: bad"):
@@ -476,5 +477,5 @@ def test_errors_with_spark(two: WarmRing, spark: Any, files: Path, tmp_path: Pat
     assert run.result().saved == run.record.stream.last.batch_id
     (kept,) = (tmp_path / "saved").glob("_stream-*")
     kept.rename(tmp_path / "moved")
-    with pytest.raises(CheckpointError, match=r"Spark's part of the checkpoint, .* is missing"):
+    with pytest.raises(CheckpointError, match=r"Spark's part .*checkpoint, .* is missing"):
         stream(two, streaming(spark, files), checkpoint_dir=saved)

@@ -236,12 +236,12 @@ def test_mirrored_strategy_runner_with_a_strategy_of_the_functions_own(local, mo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     runner = MirroredStrategyRunner(num_slots=1, local_mode=True, use_custom_strategy=True)
     assert runner.run(makes_its_own, n=3) == (3, False)
-    assert "this machine has no GPUs" in sparkring.last_result.record.notices[0].text
-    with pytest.raises(OptionsError, match="missing a required argument: 'n'"):
+    assert "has no GPUs" in sparkring.last_result.record.notices[0].text
+    with pytest.raises(OptionsError, match=r"missing .*required argument: 'n'"):
         runner.run(makes_its_own)
     with pytest.raises(OptionsError, match="takes a function"):
         runner.run("train.py")
     with pytest.raises(OptionsError, match="num_slots must be"):
         MirroredStrategyRunner(num_slots=0)
-    with pytest.raises(OptionsError, match="the only name is 'gpu'"):
+    with pytest.raises(OptionsError, match=r"only name .* 'gpu'"):
         MirroredStrategyRunner(num_slots=1, gpu_resource_name="fpga")

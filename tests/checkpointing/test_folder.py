@@ -123,7 +123,7 @@ def test_commits_cut_anywhere(directory):
     data = directory.fs.cat_file(path)
     for length in range(len(data)):
         directory.fs.pipe_file(path, data[:length])
-        with pytest.raises(CheckpointDamagedError, match=r"commit.json does not match its digest"):
+        with pytest.raises(CheckpointDamagedError, match=r"commit.json .*not match .*digest"):
             folder.read_commit(directory, name(1))
         if length % 100 == 0:
             assert states(directory) == {name(1): ("corrupt", "commit.json does not match its digest")}
@@ -171,7 +171,7 @@ def test_every_byte(directory):
         assert folder.listing(directory) == [entry]
         assert mentions(folder.check(directory, entry), "rank-0.safetensors", "not match")
     folder.remove(directory, entry)
-    assert folder.check(directory, entry) == "its commit.json has been removed"
+    assert mentions(folder.check(directory, entry), "commit.json", "removed")
 
 
 def test_removed(directory):
@@ -254,7 +254,7 @@ def test_what_may_not_be_read(watched, monkeypatch):
     saved(watched, name(1))
     monkeypatch.setattr(watched.fs, "ls", refuse)
     with pytest.raises(
-        CheckpointError, match=f"the checkpoints in {watched.written} cannot be read: Permission denied"
+        CheckpointError, match=rf"the checkpoints in {watched.written} cannot .*read: Permission denied"
     ):
         folder.listing(watched)
 
@@ -310,7 +310,7 @@ def test_a_file_is_not_a_directory(tmp_path):
     """A run does not begin if it could not save its checkpoints."""
     path = tmp_path / "model.pt"
     path.write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"model.pt is a file, not a directory of checkpoints"):
+    with pytest.raises(CheckpointError, match=r"model.pt .*file, not .*directory .*checkpoints"):
         open_directory(str(path), 2, "code", {})
 
 

@@ -30,7 +30,7 @@ def test_a_prefix_of_tensorflows_is_one_checkpoint():
     ]
     assert recognised([*whole, ListedFile("t/checkpoint", 9)]) == [Other("TensorFlow", "t/ckpt", 22, 7.0)]
     assert mentions(recognised(whole[:2])[0].note, "1 of 2", "missing")
-    assert recognised(whole[1:])[0].note == "its .index file is missing"
+    assert recognised(whole[1:])[0].note.startswith("its .index file")
 
 
 def test_backup_and_restore():

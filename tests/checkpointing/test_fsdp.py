@@ -164,15 +164,15 @@ def test_another_spread(sit, which):
     found = {which: kept(training(steps=1))[which]}
     told = r"^state\['{}'\]\[.* saved as a tensor of shape \[3, 5\] spread over a mesh of 2 ranks as S\(0\), with the "
     told = told.format(which) + r"piece at \[1\] on this rank, but here it is "
-    with pytest.raises(CheckpointError, match=told + r"a tensor .* a mesh of 1 × 2 ranks as R, S\(0\)"):
+    with pytest.raises(CheckpointError, match=told + r"a tensor .* a mesh of 1 × 2 ranks .*R, S\(0\)"):
         put_back({which: training((1, 2))[which]}, found)
-    with pytest.raises(CheckpointError, match=told + "a tensor that is not sharded"):
+    with pytest.raises(CheckpointError, match=told + "a tensor .*not sharded"):
         put_back({which: training(None)[which]}, found)
     whole = {which: kept(training(None, steps=1))[which]}
-    with pytest.raises(CheckpointError, match=r"was saved unsharded, but here it is a tensor of shape \[3, 5\] spread"):
+    with pytest.raises(CheckpointError, match=r"saved unsharded, .*here .*tensor .*shape \[3, 5\] spread"):
         put_back({which: training()[which]}, whole)
     turned = DeviceMesh("cpu", [1, 0])
-    with pytest.raises(CheckpointError, match=told + r"a tensor .* with the piece at \[0\] on this rank"):
+    with pytest.raises(CheckpointError, match=told + r"a tensor .*piece .* \[0\] on this rank"):
         put_back({which: training(turned)[which]}, found)
 
 
@@ -191,7 +191,7 @@ def test_tensors_by_themselves(sit):
         with pytest.raises(CheckpointError, match=r"state\['x'\] was saved as .*\[6, 4\].* S\(0\)"):
             put_back({"x": other, "list": []}, found)
     for nothing in (None, torch.ones(3, 4)):
-        with pytest.raises(CheckpointError, match=r"state\['x'\] was saved as .* a tensor that is not sharded"):
+        with pytest.raises(CheckpointError, match=r"state\['x'\] was saved as .*tensor .*not sharded"):
             put_back({"x": nothing, "list": []}, found)
 
 

@@ -449,7 +449,7 @@ def test_a_model_that_is_not_built_yet():
         return tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.Dense(1)])
 
     model, again = make(), make()
-    with pytest.raises(CheckpointError, match=r"state\['m'\]: the model is not built yet.*call it once"):
+    with pytest.raises(CheckpointError, match=r"state\['m'\]: .*model .*not built yet.*call it once"):
         parts.tree_of({"m": model})
     model(np.ones((1, 2), "f4"))
     parts.put_back({"m": again}, kept({"m": model}))
@@ -460,7 +460,7 @@ def test_models_that_do_not_fit():
     """The error gives the two numbers of arrays, or an array and its two shapes. The model is left unchanged."""
     found = kept({"model": make()})
     other = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
-    with pytest.raises(CheckpointError, match=r"state\['model'\]: the checkpoint has 8 arrays for the model, .* 2\."):
+    with pytest.raises(CheckpointError, match=r"state\['model'\]: the checkpoint has 8 arrays .*model, .* 2\."):
         parts.put_back({"model": other}, found)
     wider = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,)), tf.keras.layers.Dense(3)])
     narrow = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,)), tf.keras.layers.Dense(4)])

@@ -108,7 +108,7 @@ def test_a_model_is_rebuilt_from_a_checkpoint_alone(keras, tmp_path):
     store = checkpoints(tmp_path)
     store.save(1, {"model": model, "unknown": unknown})
     store.wait()
-    with pytest.warns(UserWarning, match="uses `Twice`, which Keras does not know here"):
+    with pytest.warns(UserWarning, match=r"uses `Twice`, .*Keras .*not know here"):
         found = checkpoints(tmp_path).load()
     assert [array.tolist() for array in found["unknown"].values()] == [w.tolist() for w in unknown.get_weights()]
     made = found["model"]
@@ -127,15 +127,15 @@ def test_what_does_not_fit_is_said(keras, tmp_path):
     fit(model)
     tree = keras_3_state.take_layer(model, "model")
     fewer = make(keras, keras.optimizers.SGD())
-    with pytest.raises(CheckpointError, match=r"model: the checkpoint has \d+ arrays for the optimizer"):
+    with pytest.raises(CheckpointError, match=r"model: .*checkpoint .* \d+ arrays .*optimizer"):
         keras_3_state.put_layer(fewer, tree, "model")
     other = make(keras)
     before = numbers(other)
     tree["values"][0] = np.ones((5, 4), "f4")
-    with pytest.raises(CheckpointError, match=r"has the shape \[3, 4\] and the dtype float32, but in the checkpoint"):
+    with pytest.raises(CheckpointError, match=r"has the shape \[3, 4\] .*dtype float32, .*checkpoint"):
         keras_3_state.put_layer(other, tree, "model")
     assert numbers(other) == before
-    with pytest.raises(CheckpointError, match="the model is not built yet"):
+    with pytest.raises(CheckpointError, match=r"model .*not built yet"):
         keras_3_state.take_layer(keras.Sequential([keras.layers.Dense(1)]), "model")
 
 
@@ -197,7 +197,7 @@ def test_an_end_that_another_callback_wants_and_data_of_unknown_length(keras, nu
     model, data = make(keras), numbered_shards(numbered)
     data = data.resume(data.position(step=15))
     resume = checkpoints(tmp_path / "other").keras(model, data=data)
-    with pytest.raises(CheckpointError, match=r"Keras does not know how many batches an epoch of .* has"):
+    with pytest.raises(CheckpointError, match=r"Keras .*not know how many batches .*epoch .* has"):
         model.fit(data.as_tf("x", "y").map(lambda x, y: (x, y)), callbacks=[resume])
 
 

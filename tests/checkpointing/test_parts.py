@@ -201,14 +201,14 @@ def test_a_parameter_that_does_not_fit():
 )
 def test_tensors_that_cannot_be_kept(make, kind):
     """The error has the path in the state, and the kind of the tensor."""
-    with pytest.raises(CheckpointError, match=rf"state\['a'\]\['b'\] is a tensor of a kind .*{kind}"):
+    with pytest.raises(CheckpointError, match=rf"state\['a'\]\['b'\] .*tensor .*kind .*{kind}"):
         tree_of({"a": {"b": make()}})
 
 
 def test_a_lazy_module():
     """Before its first call, it cannot be saved, but a checkpoint can be restored into it."""
     lazy, found = torch.nn.LazyLinear(1), kept({"model": torch.nn.Linear(2, 1)})
-    with pytest.raises(CheckpointError, match=r"state\['model'\]\['weight'\] belongs to a lazy module.*call the modu"):
+    with pytest.raises(CheckpointError, match=r"state\['model'\]\['weight'\] belongs .*lazy module.*call the modu"):
         tree_of({"model": lazy})
     assert memory_of({"model": lazy}) == {}
     put_back({"model": lazy}, found)
@@ -378,7 +378,7 @@ def test_a_users_own_key_that_is_the_mark(mine):
 
 def test_a_kind_of_a_later_version():
     """The error names the kind, and the value is not returned as a dict."""
-    with pytest.raises(CheckpointError, match="`later`, which this version of sparkring does not know"):
+    with pytest.raises(CheckpointError, match=r"`later`, .*version .*sparkring .*not know"):
         plain({"x": [{MARK: "later"}]})
 
 
@@ -414,7 +414,7 @@ def test_random_states_come_back():
     assert draw(others) == wanted
     with pytest.raises(CheckpointError, match=r"state\[0\]: .*Generator .*Random"):
         put_back([np.random.default_rng()], found[:1])
-    with pytest.raises(CheckpointError, match=r"state: this Generator cannot load"):
+    with pytest.raises(CheckpointError, match=r"state: .*Generator cannot load"):
         put_back(np.random.Generator(np.random.MT19937()), kept(np.random.default_rng()))
 
 
@@ -514,7 +514,7 @@ def test_a_dataclass_that_does_not_fit(monkeypatch):
     changed = dataclasses.make_dataclass("Epoch", ["loss", "accuracy"])
     with pytest.raises(CheckpointError, match=r"state\['epoch'\]: .*accuracy added; weights removed"):
         put_back({"epoch": changed(0.0, 0.0)}, saved)
-    with pytest.raises(CheckpointError, match=r"state\['epoch'\] is a Epoch, but the checkpoint has a value of type"):
+    with pytest.raises(CheckpointError, match=r"state\['epoch'\] .*Epoch, .*checkpoint .*value .*type"):
         put_back({"epoch": Epoch(0.0)}, kept({"epoch": {"loss": 1.0}}))
     with pytest.raises(CheckpointError, match=r"\['best'\].*\['loss'\] is a `object`"):
         tree.flatten(tree_of({"best": Epoch(object())}))
@@ -523,7 +523,7 @@ def test_a_dataclass_that_does_not_fit(monkeypatch):
     with pytest.raises(CheckpointError, match="contains itself"):
         tree_of({"epoch": cyclic})
     monkeypatch.delitem(globals(), "Epoch")
-    with pytest.raises(CheckpointError, match="the dataclass Epoch, which does not exist here"):
+    with pytest.raises(CheckpointError, match=r"dataclass Epoch, .*not exist here"):
         put_back({"epoch": None}, saved)
 
 

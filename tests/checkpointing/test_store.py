@@ -115,14 +115,12 @@ def test_which(directory):
         assert live["w"][0, 1] == scale
     names = [entry.name for entry in found.list()]
     for which in (9, str(Name(9, 1_000_000_000_000, 0)), "nonsense"):
-        with pytest.raises(
-            CheckpointError, match=f"there is no checkpoint .*{directory}. There are {', '.join(names)}"
-        ):
+        with pytest.raises(CheckpointError, match=rf"no checkpoint .*{directory}. There are {', '.join(names)}"):
             found.restore(state(), which)
     for which in (True, 1.5, None, -1):
         with pytest.raises(CheckpointError, match="which="):
             found.restore(state(), which)
-    with pytest.raises(CheckpointError, match="no metric is set"):
+    with pytest.raises(CheckpointError, match=r"no metric .*set"):
         checkpoints(directory).best()
 
 
@@ -180,7 +178,7 @@ def test_arrays_that_share_memory(tmp_path):
     assert found.restore(alike) == 1
     assert alike["same"] is one
     assert [alike[name].tolist() for name in "wm"] == [[1.0] * 4, [0.0] * 4]
-    with pytest.raises(CheckpointError, match=r"state\['[mw]'\] shares its memory with another array"):
+    with pytest.raises(CheckpointError, match=r"state\['[mw]'\] shares .*memory .*another array"):
         found.restore({"w": one, "m": one, "same": np.ones(4)})
     halves = np.zeros(8)
     assert found.restore({"w": halves[::2], "m": halves[1::2], "same": np.ones(4)}) == 1  # side by side, not shared
@@ -667,7 +665,7 @@ def test_damage_in_a_run(tmp_path, run, told):
     assert [event.step for event in told.of(messages.CheckpointDamaged)] == [2]
     gone = str(Name(9, 1_000_000_000_000, 0))
     run(tmp_path, resume=gone)
-    with pytest.raises(CheckpointDamagedError, match=r"it has no commit.json"):
+    with pytest.raises(CheckpointDamagedError, match=r"no commit.json"):
         checkpoints().restore(state())
 
 
@@ -771,7 +769,7 @@ def test_ranks_that_do_not_save(tmp_path, run, seat, monkeypatch, told):
         found = checkpoints(sharded=True, background=False)
         if rank:
             found.save(1, state())
-    with pytest.raises(CheckpointError, match=r"from ranks 2, 3 within .* every rank must call save"):
+    with pytest.raises(CheckpointError, match=r"from ranks 2, 3 within .* every rank .*call save"):
         found.save(1, state())
     assert steps(found) == []
     assert (files(tmp_path, 1) / "rank-1.safetensors").exists()  # other ranks may still be writing
@@ -832,7 +830,7 @@ def test_a_rank_does_not_choose_alone(tmp_path, run, seat, told):
 def test_sharded_without_a_run(tmp_path, seat):
     """Sharded saves need a run, since without its stamp, each rank would write to a different folder."""
     seat(0, 2)
-    with pytest.raises(CheckpointError, match="sharded=True needs a run with --checkpoint-dir"):
+    with pytest.raises(CheckpointError, match=r"sharded=True needs .*run .* --checkpoint-dir"):
         checkpoints(tmp_path, sharded=True)
 
 

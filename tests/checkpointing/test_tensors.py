@@ -270,7 +270,7 @@ def test_headers_that_lie(place, header):
     file = lying(place, header, bytes(8))
     tracemalloc.start()
     try:
-        with pytest.raises(CheckpointDamagedError, match=r"rank-0.safetensors does not match its digest"):
+        with pytest.raises(CheckpointDamagedError, match=r"rank-0.safetensors .*not match .*digest"):
             tensors.read(place, file)
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
@@ -308,5 +308,5 @@ def test_any_header(place, header):
 def test_too_many_plain_values(place, monkeypatch):
     """If there are more plain values than the format's readers accept, the error says what to do."""
     monkeypatch.setattr(tensors, "HEADER_BYTES", 1_000)
-    with pytest.raises(CheckpointError, match=r"plain values and names.*NumPy arrays"):
+    with pytest.raises(CheckpointError, match=r"plain values .*names.*NumPy arrays"):
         written(place, {}, {"list": list(range(1_000))})

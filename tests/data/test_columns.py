@@ -83,7 +83,7 @@ def test_spark_mls_vectors_become_rows_dense_and_sparse():
     for kinds in ("ddd", "sds", "eds", "ee", "dsedse"):
         rows = [{"d": dense, "s": sparse, "e": empty}[kind] for kind in kinds]
         np.testing.assert_array_equal(converted(rows, VECTOR), [wanted[kind] for kind in kinds])
-    with pytest.raises(DataError, match="rows of different lengths"):
+    with pytest.raises(DataError, match=r"rows .*different lengths"):
         converted([dense, {**sparse, "size": 5}], VECTOR)
 
 
@@ -120,14 +120,14 @@ def test_nulls_change_a_dtype_where_it_was_decided_before():
         assert (found.dtype, found.tolist()) == (object, [value and True for value in values])
     assert converted([1, None], pa.int16(), nulls=True, dtype=np.float32).dtype == np.float32
     assert converted([1, None], pa.dictionary(pa.int8(), pa.int64()), nulls=True)[0] == 1.0
-    with pytest.raises(DataError, match=r"`c` has nulls \(1 in 4 rows\).*do not count them.*fill=\{'c': 0\}"):
+    with pytest.raises(DataError, match=r"`c` has nulls \(1 in 4 rows\).*not count .*fill=\{'c': 0\}"):
         converted([1, None, 3, 4])
     np.testing.assert_array_equal(converted([1, None, 3, 4], fill={"c": -1}), [1, -1, 3, 4])
     np.testing.assert_array_equal(converted(["a", None], fill={"c": ""}), np.array(["a", ""], object))
     np.testing.assert_array_equal(converted([[1.0, 2.0], None], fill={"c": [0.0, 0.0]}), [[1, 2], [0, 0]])
     assert np.isnan(converted([1.0, float("nan")])[1])
     for value in ("x", 2.5, 2**64, None):
-        with pytest.raises(DataError, match="column `c` is int64, which cannot hold this value"):
+        with pytest.raises(DataError, match=r"column `c` is int64, .*cannot hold .*value"):
             converted([1, None], fill={"c": value})
     with pytest.raises(DataError, match="column `c` is uint64"):
         converted([1, None], pa.uint64(), fill={"c": -1})
@@ -155,15 +155,15 @@ def test_lists_of_rows_are_lists():
 
 def test_what_is_no_array_is_told():
     """Ragged lists raise errors, and so do nulls that the array cannot hold."""
-    with pytest.raises(DataError, match=r"rows of different lengths \(1 and 2\)"):
+    with pytest.raises(DataError, match=r"rows .*different lengths \(1 and 2\)"):
         converted([[1], [1, 2]])
     with pytest.raises(DataError, match="different lengths"):
         converted([[1], [2], [1, 2], [3, 4]])
-    with pytest.raises(DataError, match="lists that contain nulls"):
+    with pytest.raises(DataError, match=r"lists .*contain nulls"):
         converted([[1, None], [1, 2]])
-    with pytest.raises(DataError, match=r"`c` has nulls \(1 in 2 rows\), which an array cannot hold"):
+    with pytest.raises(DataError, match=r"`c` has nulls \(1 in 2 rows\), .*array cannot hold"):
         converted([[1], None])
-    with pytest.raises(DataError, match="which an array cannot hold"):
+    with pytest.raises(DataError, match="array cannot hold"):
         converted([b"ab", None], raw=(np.dtype("u1"), (2,)))
 
 
@@ -182,13 +182,13 @@ def test_raw_bytes_become_arrays_of_what_they_are(kind):
     cut = pa.array([*rows, *rows], kind).slice(3, 4)
     np.testing.assert_array_equal(converted(cut, raw=(np.dtype("<f4"), (3, 2))), [*wanted[3:], *wanted[:2]])
     assert converted([], kind, raw=(np.dtype("<f4"), (3, 2))).shape == (0, 3, 2)
-    with pytest.raises(DataError, match=r"int64 with shape \[2\] is 16 bytes, but column `c` has a row of 24"):
+    with pytest.raises(DataError, match=r"int64 with shape \[2\] is 16 bytes, but column `c` .*row .* 24"):
         converted(rows, kind, raw=(np.dtype("<i8"), (2,)))
 
 
 def test_raw_is_for_bytes():
     """`raw` needs binary rows of equal length. Nulls must be filled."""
-    with pytest.raises(DataError, match="column `c` is int64, but raw is for binary"):
+    with pytest.raises(DataError, match=r"column `c` is int64, .*raw .*binary"):
         converted([1, 2], raw=(np.dtype("u1"), (8,)))
     with pytest.raises(DataError, match="has a row of 1"):
         converted([b"ab", b"a", b"ab"], raw=(np.dtype("u1"), (2,)))

@@ -164,7 +164,7 @@ def test_partitions_of_columns_with_odd_names(tmp_path):
 def test_filters_leave_rows_out_and_are_counted(flights, where, rows):
     """The counts are exact, even if the footers' statistics do not suffice."""
     if not rows:
-        with pytest.raises(DataError, match="no row passes the filter"):
+        with pytest.raises(DataError, match=r"no row passes .*filter"):
             open_dataset(flights, where=where)
         return
     assert open_dataset(flights, where=where).rows == rows
@@ -372,7 +372,7 @@ def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
     """The error suggests a similar name if there is one."""
     with pytest.raises(DataError, match=r"did you mean .*/flights\?"):
         open_dataset(tmp_path / "flihgts")
-    with pytest.raises(DataError, match=r"neither does the folder .*nowhere"):
+    with pytest.raises(DataError, match=r"neither .*folder .*nowhere"):
         open_dataset(tmp_path / "nowhere" / "deep")
     with pytest.raises(DataError, match="no file matches"):
         open_dataset(f"{flights}/*.orc")
@@ -381,7 +381,7 @@ def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(tmp_path / "root"))
     with pytest.raises(DataError, match="dbfs:/x does not exist"):
         open_dataset("dbfs:/x")
-    with pytest.raises(DataError, match="list of paths is empty"):
+    with pytest.raises(DataError, match=r"list .*paths .*empty"):
         open_dataset([])
 
 
@@ -397,7 +397,7 @@ def test_a_hudi_table_is_not_taken_for_its_files(flights):
 def test_an_empty_data_set(tmp_path):
     """A data set without files or without rows is an error. A single file without rows is not."""
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="no Parquet file in"):
+    with pytest.raises(DataError, match="no Parquet file"):
         open_dataset(tmp_path / "none")
     empty = pa.table({"x": pa.array([], pa.int64())})
     write(tmp_path / "some" / "a.parquet", empty)
@@ -412,7 +412,7 @@ def test_files_that_are_broken_are_named(flights):
     good = (flights / "part-1.parquet").read_bytes()
     for broken in (good[:-20], b"", b"x", b"a,b\n1,2\n" * 100, good[:-8] + b"\xff\xff\xff\x7fPAR1"):
         (flights / "part-1.parquet").write_bytes(broken)
-        with pytest.raises(DataError, match=r"part-1\.parquet cannot be read: ") as caught:
+        with pytest.raises(DataError, match=r"part-1\.parquet cannot .*read: ") as caught:
             open_dataset(flights)
         assert "\n" not in str(caught.value)
 

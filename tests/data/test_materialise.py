@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from pyarrow import parquet
+from texts import mentions
 
 from sparkring import shards
 from sparkring.data.frames import version_of
@@ -184,7 +185,7 @@ def test_a_later_kernel(spark, driver, cache, tmp_path):
         except Exception as error:
             print(reused, type(error).__name__, error)
     """).wait()
-    assert "[True, True] DataError the SparkSession of the DataFrame has been stopped" in text
+    assert mentions(text, "[True, True] DataError", "SparkSession", "stopped")
 
 
 # ── What is written ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -300,7 +301,7 @@ def test_stop_and_a_killed_kernel(spark, driver, files, cache, wait_until):
     (stopped,) = unfinished()
     process.process.send_signal(signal.SIGINT)
     process.until_said("^left: 1$")  # the copy that was written before
-    assert "interrupted, and incomplete files were removed" in process.text
+    assert mentions(process.text, "interrupted", "incomplete files", "removed")
     assert not stopped.exists()
     process.until_said("(?s)^left: 1$.*^writing")
     wait_until(lambda: list(cache.glob("*/*/_temporary/**/part-*")), "Spark writes again")
@@ -314,7 +315,7 @@ def test_stop_and_a_killed_kernel(spark, driver, files, cache, wait_until):
     materialise(files(), cache=cache, say=told.append)
     assert not half.exists()
     assert materialise(spark.range(0, 4, 1, 2), cache=cache).reused
-    assert any(line.startswith("removed 1 old or unfinished copy") for line in told)
+    assert any(mentions(line, "removed 1", "unfinished") for line in told)
 
 
 def test_another_hosts_beginnings(files, cache):
@@ -369,7 +370,7 @@ def test_what_spark_cannot_compute(files, cache):
     def burst(x):
         raise ValueError(f"no {x} today")
 
-    with pytest.raises(DataError, match=r"could not compute or write `df`: ValueError: no \d+ today$"):
+    with pytest.raises(DataError, match=r"not compute .*write `df`: ValueError: no \d+ today$"):
         materialise(files().select(functions.udf(burst, "long")("x")), cache=cache, name="df")
     assert kept(cache) == []
 
@@ -382,7 +383,7 @@ def test_a_full_disk(spark, cache):
     before = jvm.rlimit(psutil.RLIMIT_FSIZE)
     jvm.rlimit(psutil.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
-        with pytest.raises(DataError, match=r"could not compute or write .*File too large.*another folder"):
+        with pytest.raises(DataError, match=r"not compute .*write .*File too large.*another folder"):
             materialise(spark.range(0, 2_000_000, 1, 2).selectExpr("rand(1)"), cache=cache)
     finally:
         jvm.rlimit(psutil.RLIMIT_FSIZE, before)
@@ -393,7 +394,7 @@ def test_where_spark_cannot_write(spark, files):
     """If Spark does not know the file system, the error gives Spark's reason, and no copy is left."""
     import fsspec
 
-    with pytest.raises(DataError, match='No FileSystem for scheme "memory"'):
+    with pytest.raises(DataError, match=r'No FileSystem .*scheme "memory"'):
         materialise(files(), cache="memory://cache")
     assert not fsspec.filesystem("memory").glob("/cache/*/*")
 
@@ -408,9 +409,9 @@ def test_columns_of_one_name(spark, cache):
 def test_a_cache_that_cannot_be_written(files, tmp_path):
     """The error names the folder that cannot be used, gives the reason, and says what to set."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"file/below cannot be used: .*SPARKRING_CACHE"):
+    with pytest.raises(DataError, match=r"file/below cannot .*used: .*SPARKRING_CACHE"):
         materialise(files(), cache=tmp_path / "file" / "below")
-    with pytest.raises(DataError, match=r"/proc/none cannot be used"):
+    with pytest.raises(DataError, match=r"/proc/none cannot .*used"):
         materialise(files(), cache="/proc/none")
 
 

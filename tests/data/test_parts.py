@@ -172,7 +172,7 @@ def test_what_has_no_items(spark):
             items_of(found)
     with pytest.raises(DataError, match="the DataFrame is a stream"):
         partitions(stream)
-    with pytest.raises(DataError, match="a `list`, not a Spark DataFrame"):
+    with pytest.raises(DataError, match=r"a `list`, not .*Spark DataFrame"):
         partitions([1])
 
 
@@ -180,5 +180,5 @@ def test_removed_files(spark, cache):
     """If the copy is removed before an item reads its rows, the error says so."""
     (part,) = partitions(spark.range(0, 4, 1, 1))
     shutil.rmtree(cache)
-    with pytest.raises(DataError, match="has been removed since the run began"):
+    with pytest.raises(DataError, match=r"removed since .*run began"):
         part.to_pandas()

@@ -18,6 +18,7 @@ import pytest
 from leaks import Watch
 from pyarrow import parquet
 from rings import Ring, WarmRing, shared
+from texts import mentions
 from waiting import DEADLINE_S
 
 from sparkring.data.petastorm import (
@@ -259,8 +260,7 @@ def test_uneven_steps_are_told(local, uneven):
     """, namespace={"folder": str(uneven)})  # fmt: skip
     lines = [line for line in local.view.record.recent if line.stream == "stderr"]
     assert [line.rank for line in lines if "Warning" in line.text] == [0], lines
-    assert lines[0].text.startswith(f"<cell>:4: UserWarning: {uneven}: rank 0 gets 7 steps of 16 rows, but rank 1 gets "
-                                    "6: an allreduce in the last step hangs or fails.")  # fmt: skip
+    assert mentions(lines[0].text, "<cell>:4: UserWarning", str(uneven), "rank 0", "7 steps of 16 rows", "rank 1", "6")
 
 
 @pytest.mark.forked("torch")
@@ -347,7 +347,7 @@ def test_too_few_row_groups(local, tmp_path):
     with pytest.raises(RunFailed) as caught:
         local.run("from sparkring.data.petastorm import make_batch_reader\nmake_batch_reader(folder)",
                   namespace={"folder": str(folder)})  # fmt: skip
-    assert f"DataError: {folder} has 1 row group in 1 file, too few for 2 ranks" in str(caught.value)
+    assert mentions(str(caught.value), "DataError", str(folder), "1 row group", "1 file", "2 ranks")
     with pytest.raises(DataError, match=r"parquet_row_group_size_bytes=\d+\), or use sparkring.shards"):
         make_batch_reader(folder, cur_shard=0, shard_count=2)
 
@@ -532,7 +532,7 @@ def test_a_converter_travels(spark, pair_of_tasks, tmp_path, monkeypatch):
     assert all((features == [[number, 1.0] for number in numbers]).all()
                for _, batches, _ in result.values for numbers, features in batches)  # fmt: skip
     assert os.path.isdir(folder)
-    with pytest.raises(RunFailed, match=r"OptionsError: delete\(\) on a rank would remove files"):
+    with pytest.raises(RunFailed, match=r"OptionsError: delete\(\) .*rank .*remove files"):
         pair_of_tasks.cell("converter.delete()")
     assert os.path.isdir(folder)
     converter.delete()
@@ -580,9 +580,9 @@ def test_a_converter_without_a_folder(spark):
         make_spark_converter(spark.range(3))
     with pytest.raises(PathError, match=r"Write dbfs:/tmp/x"):
         make_spark_converter(spark.range(3), parent_cache_dir_url="dbfs://tmp/x")
-    with pytest.raises(PathError, match=r"/tmp/a b: Petastorm cannot find .* the character ' '"):
+    with pytest.raises(PathError, match=r"/tmp/.*b: Petastorm cannot find .* the character ' '"):
         make_spark_converter(spark.range(3), parent_cache_dir_url="/tmp/a b")
-    with pytest.raises(DataError, match="takes a Spark DataFrame, not a `list`"):
+    with pytest.raises(DataError, match=r"takes .*Spark DataFrame, not .* `list`"):
         make_spark_converter([3], parent_cache_dir_url="/tmp/x")
 
 
@@ -654,19 +654,19 @@ def test_shards_without_rows(tmp_path):
     folder = write(tmp_path / "data", (40, 0, 40, 10))
     with pytest.raises(DataError, match=r"shard 1 of 4 .* only row groups without rows"):
         make_batch_reader(folder, cur_shard=0, shard_count=4)
-    with pytest.raises(DataError, match=r"no Parquet files that pass filters=\[\('x', '=', 1\)\]"):
+    with pytest.raises(DataError, match=r"no Parquet files .*pass filters=\[\('x', '=', 1\)\]"):
         make_batch_reader(Path(shutil.move(folder, tmp_path / "x=0")).parent, filters=[("x", "=", 1)])
 
 
 def test_paths_that_cannot_be(uneven):
     """Paths that cannot be used, data that Petastorm has not written, and an unknown column are errors."""
-    with pytest.raises(DataError, match="the list of paths is empty"):
+    with pytest.raises(DataError, match=r"list .*paths .*empty"):
         make_batch_reader([])
     with pytest.raises(PathError, match=r"Write dbfs:/data/x"):
         make_batch_reader("dbfs://data/x")
-    with pytest.raises(PathError, match=r"Petastorm ignores the part of a path after a \? or #"):
+    with pytest.raises(PathError, match=r"Petastorm ignores .*part .*path after .* \? or #"):
         make_batch_reader("/data/what?")
-    with pytest.raises(DataError, match=r"not written with Petastorm.s materialize_dataset.*make_batch_reader"):
+    with pytest.raises(DataError, match=r"not written .*Petastorm.s materialize_dataset.*make_batch_reader"):
         make_reader(uneven)
     with pytest.raises(DataError, match=r"matches no column\. Columns: x, y, v"):
         make_batch_reader(uneven, schema_fields=["z"])

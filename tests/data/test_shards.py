@@ -300,7 +300,7 @@ def test_torch_gets_the_same_batches_with_and_without_workers(numbered, workers)
     assert list(found[0]["v"].shape) == [30, 3]
     assert found[0]["s"] == [f"row {x}" for x in wanted[0]]
     assert data.epoch == 2
-    with pytest.raises(DataError, match="workers='2': expected a number of processes"):
+    with pytest.raises(DataError, match=r"workers='2': expected .*number .*processes"):
         data.as_torch(workers="2")
     pair = next(iter(shards(numbered, 10).as_torch("x", "v")))
     assert isinstance(pair, tuple)
@@ -705,7 +705,7 @@ def test_what_is_no_source_is_told():
             shards(source)
     import pandas
 
-    with pytest.raises(DataError, match=r"a path or a Spark DataFrame, not a `pandas\.(core\.frame\.)?DataFrame`"):
+    with pytest.raises(DataError, match=r"path .*Spark DataFrame, not .* `pandas\.(core\.frame\.)?DataFrame`"):
         shards(pandas.DataFrame({"x": [1]}))
 
 
@@ -713,9 +713,7 @@ def test_fewer_rows_than_the_ranks_batches_need(numbered):
     """The error is raised before anything is read, and says what to do."""
     few = shards(numbered, 300, rank=0, size=4)
     for use in (len, repr, lambda data: next(data.as_numpy())):
-        with pytest.raises(
-            DataError, match=r'With size=4, a rank has 250, which does not fill a batch of 300.*remainder="pad"'
-        ):
+        with pytest.raises(DataError, match=r'With size=4, a rank has 250, .*not fill .*batch .* 300.*remainder="pad"'):
             use(few)
     assert len(shards(numbered, 300, rank=0, size=4, remainder="pad")) == 1
     more = shards(numbered, 2, rank=0, size=8, where="x < 3", remainder="pad")
@@ -724,7 +722,7 @@ def test_fewer_rows_than_the_ranks_batches_need(numbered):
 
 def test_columns_that_cannot_stand_side_by_side(numbered):
     """Only columns of numbers can be combined in one array."""
-    with pytest.raises(DataError, match="only columns of numbers"):
+    with pytest.raises(DataError, match=r"only columns .*numbers"):
         shards(numbered, 8, columns={"in": ["x", "s"]}).spec  # noqa: B018
     with pytest.raises(DataError, match="no column `q`"):
         shards(numbered, 8).as_numpy("q")
@@ -776,7 +774,7 @@ def test_a_transform_that_changes_its_mind_in_a_worker_is_named(numbered):
 
 def test_a_transform_that_is_wrong_from_the_first_row_on(numbered):
     """The error is raised when the shapes are needed, which is before the first batch."""
-    with pytest.raises(DataError, match="transform returned a single value of `z` for 16 rows"):
+    with pytest.raises(DataError, match=r"transform returned .*single value .* `z` for 16 rows"):
         shards(numbered, 20, transform=lambda b: {"z": b["x"].sum()}).spec  # noqa: B018
     with pytest.raises(DataError, match="no columns"):
         shards(numbered, 20, transform=lambda b: {}).spec  # noqa: B018
@@ -849,14 +847,14 @@ def test_a_reader_that_is_killed_is_told_and_nobody_waits(numbered, turn):
     next(batches)
     (thread,) = reader_threads()
     assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)) == 1
-    with pytest.raises(DataError, match="the thread that reads this rank's shard"):
+    with pytest.raises(DataError, match=r"thread .*reads .*rank's shard"):
         list(batches)
 
 
 def test_a_reader_that_is_gone_without_a_word_is_told(numbered, monkeypatch):
     """If the reader ends without an error, the rank still gets an error, and does not wait forever."""
     monkeypatch.setattr(Ahead, "_read", lambda self, make: None)
-    with pytest.raises(DataError, match="has ended without an error"):
+    with pytest.raises(DataError, match=r"ended without .*error"):
         next(shards(numbered, 5).as_numpy())
 
 
@@ -1000,9 +998,7 @@ def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
 def test_nulls_that_no_footer_tells(tmp_path):
     """Nulls that no footer counts are an error, because they would change the dtype. Paths show partitions' nulls."""
     pq.write_table(pa.table({"x": [*range(30), None]}), tmp_path / "0.parquet", write_statistics=False)
-    with pytest.raises(
-        DataError, match=r"`x` has nulls \(1 in 31 rows\), but the footers of its files do not count them"
-    ):
+    with pytest.raises(DataError, match=r"`x` has nulls \(1 in 31 rows\), .*footers .*files .*not count"):
         list(shards(tmp_path, 31).as_numpy())
     for name in ("year=1", "year=__HIVE_DEFAULT_PARTITION__"):
         (tmp_path / "years" / name).mkdir(parents=True)
@@ -1032,18 +1028,18 @@ def test_what_is_no_tensor_is_told_with_what_to_do(holes):
             data.__sparkring_validate__(2, method_calls(f"for x in data.as_torch({name!r}): pass", "data"))
         rest = shards(holes, 5, where="x >= 0", shuffle=False)
         if name in "sd":
-            with pytest.raises(DataError, match=f"column `{name}` has nulls, which no tensor can hold.*fill="):
+            with pytest.raises(DataError, match=rf"column `{name}` .*nulls, .*no tensor .*hold.*fill="):
                 list(rest.as_torch(name))
     early = shards(holes, 5, transform=lambda batch: {"d": (batch["x"] - 3_000_000).astype("M8[D]")})
     with pytest.raises(
-        DataError, match=r"`d` has times from -.* int64 nanoseconds, which range from 1677-09-22 to 2262-04-11"
+        DataError, match=r"`d` has times from -.* int64 nanoseconds, .*range .* 1677-09-22 to 2262-04-11"
     ):
         list(early.as_torch("d"))
     for cell in ("data.as_tf('x')", "data = open(); data.as_tf('b')", "data.as_tf(*names)", "data.as_numpy()"):
         data.__sparkring_validate__(2, method_calls(cell, "data"))
     made = shards(holes, 5, transform=lambda batch: {"x": batch["x"], "r": batch["r"]})
     assert len(made.as_torch("x")) == 8
-    with pytest.raises(DataError, match="transform returned `r` as `dict` objects, which no tensor can hold"):
+    with pytest.raises(DataError, match=r"transform returned `r` as `dict` objects, .*no tensor .*hold"):
         made.as_tf()
 
 

@@ -144,7 +144,7 @@ def test_values_that_pandas_cannot_hold(spark, kind):
 
 
 def _cannot_be_sent(frame):
-    with pytest.raises(Exception, match="cannot represent dates or times in `v`"):
+    with pytest.raises(Exception, match=r"cannot represent dates .*times .* `v`"):
         sparkring.predict(frame, shown, inputs=["v"], returns="string", idle_s=0.3).collect()
 
 
@@ -203,7 +203,7 @@ def test_nulls_that_arrays_cannot_hold(spark, sql):
     whole = "int" in sql
     if not whole:  # with nulls, a column of integers becomes one of floats
         with pytest.raises(
-            DataError, match=r"`v` (has nulls.*fill={'v': \[…\]}|has lists that contain nulls.*fill={'v': 0})"
+            DataError, match=r"`v` (has nulls.*fill={'v': \[…\]}|.*lists .*contain nulls.*fill={'v': 0})"
         ):
             next(shards(frame, 2, shuffle=False).as_numpy("v"))
     with pytest.raises(DataError, match=r"column `v` .*nulls.*fill={'v': "):

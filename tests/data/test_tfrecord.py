@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from texts import mentions
 
 from sparkring.data.shards import shards
 from sparkring.data.tfrecord import Schema, read_schema, tfrecords, write_tfrecord
@@ -249,7 +250,7 @@ def test_remainder(folder, capsys):
     write_tfrecord(numbered(22), folder, batch_size=4, files=2)
     dropped = tfrecords(folder, shuffle=False)
     assert (len(dropped), dropped.dropped, seen(dropped)) == (5, 2, list(range(20)))
-    assert "2 of 22 rows are left out of each epoch" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "2 of 22 rows", "left out", "each epoch")
     padded = tfrecords(folder, shuffle=False, remainder="pad")
     assert (len(padded), padded.dropped) == (6, 0)
     assert seen(padded) == [*range(22), 20, 21]
@@ -451,7 +452,7 @@ def test_a_full_disk(folder):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(DataError, match=r"records cannot be written: .*File too large.*Free up some space"):
+        with pytest.raises(DataError, match=r"records cannot .*written: .*File too large.*Free up some space"):
             write_tfrecord({"x": np.random.default_rng(0).random(1_000_000)}, folder, batch_size=1_000, files=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -536,7 +537,7 @@ def test_a_damaged_file_under_keras(local, folder):
         model.compile("sgd", "mse")
         model.fit(records.as_tf("y", "x"), verbose=0)
     """
-    with pytest.raises(RunFailed, match=r"`for batch in tfrecords\(…\): pass`"):
+    with pytest.raises(RunFailed, match=r"`.*batch .*tfrecords\(…\): pass`"):
         local.run(cell, 1, namespace={"records": tfrecords(folder)})
 
 
@@ -547,7 +548,7 @@ def test_columns_that_are_not_there(folder):
         tfrecords(folder, columns=["lable"])
     with pytest.raises(DataError, match=r"`imag`.*`image`"):
         tfrecords(folder).as_tf("imag")
-    with pytest.raises(DataError, match=r"a batch has no column `q`: .* `p`"):
+    with pytest.raises(DataError, match=r"batch .*no column `q`: .* `p`"):
         tfrecords(folder, transform=lambda batch: {"p": batch["label"]}).as_tf("q")
 
 

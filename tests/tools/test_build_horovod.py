@@ -316,7 +316,7 @@ def test_an_older_tensorflow_alone_needs_three_edits(source: Path) -> None:
 
 
 def test_another_source_than_the_known_one_stops_the_build(source: Path) -> None:
-    with pytest.raises(BuildError, match=r"CMakeLists\.txt does not contain .*--force"):
+    with pytest.raises(BuildError, match=r"CMakeLists\.txt .*not contain .*--force"):
         patch(source, [Edit("CMakeLists.txt", "no such line", "")])
 
 
@@ -469,8 +469,8 @@ def test_a_failed_build_shows_its_reason_and_names_its_log(tmp_path: Path, monke
     with pytest.raises(BuildError) as caught:
         wheel.build(BuildPlan(BOTH, BuildOptions({})), cache, watch.StepProgress(shown))
     log = cache / BOTH.key / "build.log"
-    assert "error: flux capacitor not found" in str(caught.value)
-    assert str(caught.value).endswith(f"The full log is {log}")
+    assert "flux capacitor" in str(caught.value)
+    assert str(caught.value).endswith(str(log))
     assert "flux capacitor" in log.read_text()
     assert f"Building {BOTH} …\n" in shown.getvalue()
     assert not list(cache.rglob("*.whl"))

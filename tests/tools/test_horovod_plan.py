@@ -116,10 +116,10 @@ def test_what_a_toolkit_lacks_is_named(tmp_path: Path, site: Path) -> None:
     write(tmp_path / "bin", "nvcc")
     missing = find_toolkit({"PATH": str(tmp_path / "bin")}, [site], "13.0")
     assert isinstance(missing, Missing)
-    assert f"({tmp_path}) has no cuda_runtime_api.h, no crt/host_config.h, no nv/target and no libcudart" in (
-        missing.reason
+    assert mentions(
+        missing.reason, f"({tmp_path})", "cuda_runtime_api.h", "crt/host_config.h", "nv/target", "libcudart"
     )
-    assert f"{site}/nvidia/cu13) has no nvcc, no crt/host_config.h, no nv/target and no cicc" in missing.reason
+    assert mentions(missing.reason, f"{site}/nvidia/cu13)", "nvcc", "crt/host_config.h", "nv/target", "cicc")
     assert "pip install 'cuda-toolkit[nvcc,cccl]==13.0.*'" in missing.fix
 
 
@@ -128,7 +128,7 @@ def test_pip_has_no_compiler_for_cuda_12(site: Path) -> None:
     write(site / "nvidia", "cuda_runtime/include/cuda_runtime_api.h", "cuda_runtime/lib/libcudart_static.a")
     missing = find_toolkit({}, [site], "12.6")
     assert isinstance(missing, Missing)
-    assert "has no nvcc and no cicc" in missing.reason
+    assert mentions(missing.reason, "no nvcc", "no cicc")
     assert mentions(missing.fix, "NVIDIA's CUDA 12.6")
 
 
@@ -246,14 +246,14 @@ def test_why_cuda_is_left_out_is_said(frameworks: tuple[InstalledFramework, ...]
     # If the user asks for it, the same is an error.
     with pytest.raises(BuildError) as caught:
         plan(*frameworks, site=site, HOROVOD_GPU_OPERATIONS="NCCL")
-    assert str(caught.value).startswith("HOROVOD_GPU_OPERATIONS is NCCL, but ")
+    assert mentions(str(caught.value), "HOROVOD_GPU_OPERATIONS", "NCCL")
     assert why in str(caught.value)
 
 
 def test_nccl_cannot_be_had_for_cpu_builds(site: Path) -> None:
     pips_toolkit(site)
     pips_nccl(site)
-    with pytest.raises(BuildError, match="are not CUDA builds: install a CUDA build of a framework"):
+    with pytest.raises(BuildError, match=r"not CUDA builds: install .*CUDA build .*framework"):
         plan(CPU_TENSORFLOW, CPU_TORCH, site=site, HOROVOD_GPU_OPERATIONS="NCCL")
     beside = plan(CPU_TENSORFLOW, TORCH, site=site, HOROVOD_GPU_OPERATIONS="NCCL")
     assert (beside.target.nccl, beside.target.tensorflow_cuda) == ("2.29.7", None)
@@ -263,13 +263,13 @@ def test_without_nccl_pytorch_is_still_built_with_cuda(tmp_path: Path, site: Pat
     pips_toolkit(site)
     made = plan(CPU_TENSORFLOW, TORCH, site=site)
     assert (made.target.cuda, made.target.nccl) == ("13.0", None)
-    assert "averages them in the CPU's memory" in gpu_limits(made, "")[0]
+    assert "the CPU's memory" in gpu_limits(made, "")[0]
     assert "pip install nvidia-nccl-cu13" in gpu_limits(made, "")[1]
     for others in ((TENSORFLOW,), (TENSORFLOW, CPU_TORCH)):
         without = plan(*others, site=site, CUDA_HOME=str(system_toolkit(tmp_path / "cuda", "12.4")))
         assert (without.toolkit, without.target.cuda) == (None, None)
         assert mentions(without.left_out_of_gpu[0], "NCCL", "no NCCL", "CUDA 12.4")
-    with pytest.raises(BuildError, match="HOROVOD_GPU_ALLREDUCE is NCCL, but no NCCL for CUDA"):
+    with pytest.raises(BuildError, match=r"HOROVOD_GPU_ALLREDUCE .*NCCL, .*no NCCL .*CUDA"):
         plan(TORCH, site=site, HOROVOD_GPU_ALLREDUCE="NCCL")
 
 
@@ -319,7 +319,7 @@ def test_asking_for_nccl_gives_the_same_wheel(site: Path) -> None:
 def test_variables_that_cannot_work_are_refused(variables: dict[str, str], sentence: str, site: Path) -> None:
     with pytest.raises(BuildError, match=sentence) as caught:
         plan(CPU_TENSORFLOW, site=site, **variables)
-    assert str(caught.value).endswith("then run this command again.")
+    assert str(caught.value).endswith("this command again.")
 
 
 def test_each_option_that_changes_the_wheel_changes_its_key(site: Path) -> None:
@@ -407,7 +407,7 @@ def test_a_build_with_cuda_that_fails_is_followed_by_one_without(
     built = wheel.build(plan(TORCH, site=site), tmp_path, watch.StepProgress(shown))
     assert builds == [True, False]
     assert built.plan.target.cuda is None
-    assert "WARNING: nvcc says no" in shown.getvalue()
+    assert "nvcc says no" in shown.getvalue()
     assert any("nvcc says no" in line for line in gpu_limits(built.plan, built.failure))
     # The next call does not spend minutes on the same failure, but says it again. --force tries again.
     again = wheel.build(plan(TORCH, site=site), tmp_path, watch.StepProgress(io.StringIO()))
@@ -492,7 +492,7 @@ def test_an_allreduce_on_a_gpu_must_give_the_right_sum(total: str, gpu: str | No
         module.write("Sum = 1\ndef init():\n    pass\ndef allreduce(tensor, op):\n    return tensor\n")
     progress = watch.StepProgress(io.StringIO())
     if gpu is None:
-        with pytest.raises(BuildError, match="an allreduce on a GPU gave"):
+        with pytest.raises(BuildError, match=r"allreduce .*GPU gave"):
             proof.prove(TARGET, progress, path=tmp_path)
     else:
         assert [found.gpu for found in proof.prove(TARGET, progress, path=tmp_path)] == [gpu]

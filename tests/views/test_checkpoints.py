@@ -7,6 +7,7 @@ import itertools
 import re
 
 import pytest
+from texts import mentions
 
 from sparkring.checkpointing.entries import Commit, Entry, File, Name
 from sparkring.checkpointing.foreign import Other
@@ -109,23 +110,25 @@ def test_advice_is_about_what_is_not_whole():
         entry(400, "partial"),
     )
     told = views.advice(found)
-    assert told[0] == ("1 checkpoint is damaged: step 200 (rank-0.safetensors is cut). A resumed run skips it.")
-    assert told[1].startswith("Step 400 has no commit: a run is still saving")
-    assert told[2].startswith("Step 100 was never committed, and there are newer checkpoints.")
+    assert mentions(told[0], "1 checkpoint", "damaged", "step 200 (rank-0.safetensors", "skips it")
+    assert mentions(told[1], "Step 400", "no commit", "still saving")
+    assert mentions(told[2], "Step 100", "never committed", "newer checkpoints")
     assert views.folder_words(found)[0] == "1 checkpoint, 1 damaged, 2 not committed: 8.40 MB on disk."
 
 
 def test_no_checkpoint_is_whole():
     """The advice begins by saying that no checkpoint is complete, and there is no resume point."""
     found = directory(entry(100, "partial"), entry(200, "corrupt", reason="x"))
-    assert views.advice(found)[0] == "No checkpoint here is complete, so a run starts from the beginning."
+    assert mentions(views.advice(found)[0], "No checkpoint", "complete", "from the beginning")
     assert not any("The resume point" in line for line in views.folder_words(found))
     assert not any(mark.resumes for mark in views.listed(found).marks)
 
 
 def test_a_metric_that_no_checkpoint_has():
     """The advice lists the metrics that the checkpoints have."""
-    assert views.advice(THREE._replace(metric="f1")) == ["No checkpoint has a value of f1: the metrics are acc, loss."]
+    assert [
+        mentions(text, "No checkpoint", "f1", "acc, loss") for text in views.advice(THREE._replace(metric="f1"))
+    ] == [True]
     assert views.advice(directory(entry(1), metric="f1")) == [
         "No checkpoint has a value of f1: none was saved with metrics."
     ]
@@ -133,13 +136,13 @@ def test_a_metric_that_no_checkpoint_has():
 
 def test_two_trainings_in_one_directory():
     """The advice says that two training runs have saved to the same directory."""
-    assert "2 training runs have saved to this" in views.advice(directory(entry(1), entry(2, lineage="other")))[0]
+    assert "2 training runs" in views.advice(directory(entry(1), entry(2, lineage="other")))[0]
 
 
 def test_an_empty_directory_is_one_sentence():
     """For an empty or missing directory, only one sentence is shown."""
     assert views.empty_words(directory()) == f"{FOLDER} has no checkpoints."
-    assert views.empty_words(directory(exists=False)) == (f"{FOLDER}: this folder does not exist.")
+    assert mentions(views.empty_words(directory(exists=False)), FOLDER, "not exist")
 
 
 def test_what_others_have_written():
@@ -147,7 +150,7 @@ def test_what_others_have_written():
     others = (Other("Keras model", "best.keras", 35_000_000, T), Other("torch", "x.pt", 1, 0.0))
     told = views.checkpoints_text(directory(others=others))
     assert re.search(r"best.keras +Keras model +6 min ago +35.0 MB\n", told)
-    assert "they may be incomplete" in told
+    assert "may be incomplete" in told
     assert "<svg" not in views.checkpoints_html(directory(others=others))
     many = directory(others=others * 60)
     assert "the newest 50 of 120" in views.checkpoints_html(many)
@@ -292,8 +295,8 @@ def test_damage_found_in_an_earlier_runs_checkpoint(replayed):
     """A damaged checkpoint is named even if this run has saved nothing."""
     record = replayed(damaged(20, "cut <here>"))
     page = panel(record, now=T + 9, final=False)
-    assert "1 checkpoint is damaged: step 20 (cut &lt;here&gt;). A resumed run skips it." in page
-    assert views.news((), record) == [f"the checkpoint of step 20 in {FOLDER} is damaged and was skipped: cut <here>"]
+    assert mentions(page, "1 checkpoint", "damaged", "step 20 (cut &lt;here&gt;)", "skips it")
+    assert [mentions(text, "step 20", FOLDER, "damaged", "cut <here>") for text in views.news((), record)] == [True]
     assert views.news(record.checkpoints, record) == []
 
 
@@ -305,7 +308,9 @@ def test_a_save_adds_no_line_to_the_panel(replayed):
     assert count[0] == count[1]
     done = panel(many._replace(outcome="finished", ended=T + 41), now=T + 50, final=True)
     assert "the newest 12 of 39 checkpoints" in done
-    assert "saved step 39, 2.0 s before the end" in done, "an age would be wrong when the notebook is opened later"
+    assert mentions(done, "saved step 39", "2.0 s", "the end"), (
+        "an age would be wrong when the notebook is opened later"
+    )
     assert ">after 39 s</td>" in done
     assert " ago" not in done
 
@@ -335,7 +340,7 @@ def test_a_thousand_checkpoints_and_fifty_attempts_fit(replayed):
     assert len(record.checkpoints) == 1000
     page = panel(record, now=T + 9, final=True)
     assert len(page) < PANEL_BYTES
-    assert "38 earlier attempts not shown" in page
+    assert "38 earlier attempts" in page
     assert "<&>" not in page
     assert "\u202e" not in page
     assert "\u202e" not in bundle(record, now=T, final=True)["text/plain"]
@@ -352,8 +357,8 @@ def test_the_panel_tells_the_story(replayed):
     )  # fmt: skip
     for final in (False, True):
         page = panel(record, now=T + 12, final=final)
-        assert "rank 1 on vm was killed by SIGKILL (step 120 was saved 2.0 s earlier)" in page
-        assert re.search(">last lines of rank 1</summary>.*&lt;last words&gt;", page, re.DOTALL)
+        assert mentions(page, "rank 1 on vm", "killed by SIGKILL", "step 120", "2.0 s earlier")
+        assert mentions(page, "last lines", "rank 1</summary>", "&lt;last words&gt;")
         assert "continues from step 120" in page
     assert (
         "attempt 2 · 2 ranks · continues from step 120 · starting" in bundle(record, now=T, final=False)["text/plain"]

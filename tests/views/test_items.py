@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from texts import mentions
 
 from sparkring.history import describe, events, item_records, lines, metrics, run_store
 from sparkring.history.events import CodeFrame, Failure
@@ -156,12 +157,12 @@ def test_items_that_score_rows():
     """Rows and rows/s take the place of slots and items/s, and the time in which the model is loaded does not count."""
     loading = events.ItemsPlanned(100.0, 2, noun="partition", waits_for="the model is being loaded on 1 machine")
     record = replay([events.RunStarted(100.0, "run", "t", "c", 2, "spark", "plain", "all"), loading])
-    assert describe.items_progress(record, 106.0) == "the model is being loaded on 1 machine"
+    assert mentions(describe.items_progress(record, 106.0), "model", "being loaded", "1 machine")
     assert "rank" not in html.panel(record, now=106.0, final=False)
     of_files = [events.ItemsPlanned(106.0, 1, noun="part", total=1), events.ItemStarted(106.0, 0, "part-0.parquet", 0)]
-    assert describe.items_progress(replay(of_files, record), 107.0).startswith("the model is being loaded")
+    assert "being loaded" in describe.items_progress(replay(of_files, record), 107.0)
     of_files.append(events.Metrics({"rows": 0}, time=107.0))
-    assert describe.items_progress(replay(of_files, record), 108.0).startswith("the model is computing its first batch")
+    assert "first batch" in describe.items_progress(replay(of_files, record), 108.0)
     found = [events.ItemsPlanned(106.0, 2, total=8)]
     for number in range(4):
         found += [events.ItemStarted(106.0, number, f"partition {number}", number % 2)]

@@ -43,5 +43,5 @@ def test_a_run_is_compared_with_the_last_run_of_its_cell(tmp_path: Path) -> None
     ended = replay([RunFinished(600.0, "finished")], running)
     assert describe.metric_words(ended, 4) == ["val_loss 1.5 (+50 % against the last run)"]
     page = panel(ended, now=600.0, final=True)
-    assert "+50 % against the last run" in page
-    assert "pale line: the last run of this cell" in page
+    assert "+50 % against" in page
+    assert "pale line:" in page

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+from texts import mentions
 
 from sparkring.history import describe, reading
 from sparkring.history.events import DataOpened, DataRead, Event, RankFinished, RunFinished
@@ -115,7 +116,8 @@ def test_why_a_rank_is_behind(replayed):
     """The cause is known only if the rank waits much longer than the others. The data set that was read last counts."""
     events = [*map(opened, range(4)), *(read(rank, 500, 0.62 if rank == 1 else 0.04) for rank in range(4))]
     causes = reading.causes(replayed(*events, size=4), NOW)
-    assert causes == {1: "it waits for data 62 % of the time (the others: 4 %)"}
+    assert [*causes] == [1]
+    assert mentions(causes[1], "waits for data 62 %", "the others: 4 %")
     lag = Lag(1, 26, 0.33)
     words = "rank 1 is 26 steps behind, at 0.33× the median rate; it waits for data 62 % of the time (the others: 4 %)"
     assert describe.lag_words([lag], causes) == words
@@ -277,7 +279,7 @@ def test_hundreds_of_ranks_that_read_fit(run):
     ]
     record = run(300, *more)
     assert len(panel(record, now=NOW, final=False)) < 150_000
-    assert "earlier data sets not shown" in panel(record, now=NOW, final=False)
+    assert "earlier data sets" in panel(record, now=NOW, final=False)
     assert len(panel(run(300, *more, RunFinished(NOW, "timed out")), now=NOW, final=True)) < 200_000
     (short,) = [each for each in [progress_words(record, NOW)] if each]
     assert len(short) < 400

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import fsspec
 import pyarrow as pa
 import pytest
+from texts import mentions
 
 from sparkring.data.dataset import DataFile, Dataset, RowGroup
 from sparkring.data.epoch_plan import Outlook, outlook
@@ -102,7 +103,7 @@ def test_requests_are_told_where_they_cost(seen):
         "GET requests: 200,000 to open the data set and 200,000 per epoch; "
         "1,000 epochs: 80.08 USD at 0.0004 USD per 1,000."
     )
-    assert "An epoch that would take less than 36 s is slowed down (200,000 GETs go to bucket/events)" in slowed
+    assert mentions(slowed, "less than 36 s", "200,000 GETs", "bucket/events")
     assert len(request_words(seen([[4]] * 100, 4, protocol="memory"))) == 1
 
 
@@ -151,7 +152,7 @@ def test_a_batch_that_is_not_filled_matters_only_where_it_is_dropped(seen, remai
 def test_a_filter_that_empties_a_petastorm_shard(seen):
     """The advice names ranks whose row groups have no matching rows."""
     found = seen([[1], [0]], 2, 1)
-    assert "With Petastorm's shards, rank 1 would get only row groups without matching rows." in advice(found)
+    assert any(mentions(text, "Petastorm", "rank 1", "without matching rows") for text in advice(found))
 
 
 # ── The table ─────────────────────────────────────────────────────────────────
@@ -214,7 +215,7 @@ def test_a_rank_with_nothing_stands_out(seen, unfolded):
     """The picture and its description say that a rank has nothing to read."""
     page = unfolded(shards_html(seen([[100]], 2)))
     assert page.count(">nothing</text>") == 1
-    assert "Petastorm: row groups in turn: rank 0 100 rows, rank 1 0 rows" in page
+    assert mentions(page, "Petastorm", "row groups in turn", "rank 0 100 rows", "rank 1 0 rows")
 
 
 def test_coverage_is_exact():
@@ -271,7 +272,7 @@ def test_in_a_terminal(seen):
     assert text[6].split() == ["rank", "0", "█" * 16 + "·" * 16, "████" + "·" * 12 + "█" * 16]
     assert text[7].split() == ["rank", "1", "·" * 16 + "█" * 16, "····" + "█" * 12 + "·" * 16]
     assert even[0] != in_turn[0]
-    assert text[-1].startswith("→ Petastorm's shards are uneven: rank 0 gets 500 rows, 1.7 times as many as rank 1")
+    assert mentions(text[-1], "→ Petastorm", "uneven", "rank 0", "500 rows", "1.7 times", "rank 1")
 
 
 def test_it_is_printed_where_no_notebook_is(seen, capsys):

@@ -6,6 +6,8 @@ import io
 import itertools
 import re
 
+from texts import mentions
+
 from sparkring.history.events import AttemptStarted, Lateness, RunFinished, TensorTimes, TimelineSaved
 from sparkring.views.html import PANEL_BYTES, bundle, panel
 from sparkring.views.sections import timeline
@@ -30,7 +32,7 @@ def test_what_is_said_in_plain_words(replayed):
     record = replayed(saved())
     for form in ("tab", "final"):
         shown = timeline.html(record, 0.0, form)
-        assert "the other rank waited 6.0 s in total for rank 1 (was the last to be ready 38 times)" in shown
+        assert mentions(shown, "waited 6.0 s", "for rank 1", "38 times")
         assert "for rank 0" not in shown
         assert "waiting for ranks 8.0 s (40%)" in shown
         assert "/runs/a1b2/timeline.json (123 kB)" in shown
@@ -75,7 +77,7 @@ def test_large_ones_stay_small(replayed):
 def test_empty_and_broken_ones(replayed):
     """The section says if a timeline has no completed operation."""
     none = TimelineSaved(1.0, "timeline.json", 3, problem="it has no completed operation")
-    assert "it has no completed operation" in timeline.html(replayed(none), 0.0, "tab")
+    assert "no completed operation" in timeline.html(replayed(none), 0.0, "tab")
 
 
 def test_the_terminal_and_the_plain_text_name_it(replayed):
@@ -87,5 +89,5 @@ def test_the_terminal_and_the_plain_text_name_it(replayed):
         (line,) = [line for line in said.splitlines() if "timeline:" in line]
         assert "42 operations on 2 tensors in 20 s" in line
         assert "42% outside Horovod, 40% waiting for ranks, 15% reducing" in line
-        assert "waited 6.0 s in total for rank 1" in line
+        assert mentions(line, "waited 6.0 s", "for rank 1")
         assert "/runs/a1b2/timeline.json" in line
