@@ -8,8 +8,20 @@ import re
 
 from texts import mentions
 
-from sparkring.history.events import AttemptStarted, Lateness, RunFinished, TensorTimes, TimelineSaved
+from sparkring.history import describe
+from sparkring.history.events import (
+    AttemptStarted,
+    Lateness,
+    RunFinished,
+    SpentAt,
+    TensorTimes,
+    TimelineSaved,
+    TimeSpent,
+    UserCall,
+)
+from sparkring.views import compare
 from sparkring.views.html import PANEL_BYTES, bundle, panel
+from sparkring.views.live import state_message
 from sparkring.views.sections import timeline
 from sparkring.views.terminal import TerminalView
 
@@ -91,3 +103,46 @@ def test_the_terminal_and_the_plain_text_name_it(replayed):
         assert "42% outside Horovod, 40% waiting for ranks, 15% reducing" in line
         assert mentions(line, "waited 6.0 s", "for rank 1")
         assert "/runs/a1b2/timeline.json" in line
+
+
+def spent(size=2, slow=1):
+    """Return what ranks report each second for 12 s: they wait for the rank `slow`, which is in augment()."""
+    reports = []
+    for second in range(1, 13):
+        for rank in range(size):
+            phases = {"compute": 0.9 * second, HOSTILE: 0.1 * second}
+            if rank != slow:
+                phases = {"compute": 0.2 * second, "collective": 0.8 * second}
+            places = [SpentAt(phase, "", (UserCall("augment", 12),), seconds) for phase, seconds in phases.items()]
+            time = 1_700_000_001.0 + second
+            reports.append(TimeSpent(12 * second, second, phases, tuple(places), time=time, rank=rank))
+    return reports
+
+
+def test_where_the_time_goes(replayed, unfolded):
+    """A lane and a bar for each rank, and the verdict, in the tab and in what is saved; it is also in all texts."""
+    record = replayed(*spent())
+    words = describe.verdict_words(record)
+    assert "rank 1" in words
+    assert state_message(record, 60.0)["watch"] == (words, "timeline")
+    ended = replayed(*spent(), RunFinished(1_700_000_013.0, "finished"))
+    shown = panel(ended, now=60.0, final=True)
+    TerminalView(printed := io.StringIO()).close(ended)
+    for text in (timeline.html(record, 60.0, "tab"), shown, bundle(ended, now=60.0, final=True)["text/plain"]):
+        assert words in text
+    assert words in printed.getvalue()
+    assert timeline.html(record, 60.0, "stacked") == ""
+    for drawn in (timeline.html(record, 60.0, "tab"), unfolded(shown)):
+        assert "rank 0: 80 % in collectives, 20 % computing" in drawn
+        assert drawn.count("<path") == 4, "each rank has two phases in its lane"
+    assert "<script" not in timeline.html(record, 60.0, "tab")
+    assert "<script" not in re.sub(r' alt="[^"]*"', "", shown)
+    assert ("verdict", words, "") in compare.facts([ended, replayed(RunFinished(1_700_000_013.0, "finished"))])
+
+
+def test_the_picture_of_many_ranks_is_small(replayed):
+    record = replayed(*spent(1_024, slow=700), size=1_024)
+    drawn = timeline.html(record, 60.0, "tab")
+    assert "rank 700" in drawn
+    assert drawn.count("text-anchor") == timeline.LANES
+    assert len(drawn) < 60_000

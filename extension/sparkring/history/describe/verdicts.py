@@ -136,11 +136,13 @@ def _slow_rank(ranks: Sequence[RankRecord], spent: Sequence[TimeSpent]) -> Verdi
     least = max(LEAST_SHARE, error * math.sqrt(2 * math.log(len(ranks) / BY_CHANCE)))
     stretch = statistics.median(1 + shares[at].queued / max(shares[at].own, 0.01) for at in slow)
     explained = (own - usual) * stretch
-    if share < least or ratio < LEAST_RATIO or explained < share / 2 or own - usual < 2 * error:
+    computed = [statistics.median(spent[at].cpu_s for at in some) for some in (fast, slow)]
+    is_certain = own - usual > 2 * error or computed[1] > LEAST_RATIO * computed[0] > 0
+    if share < least or ratio < LEAST_RATIO or explained < share / 2 or not is_certain:
         return None
     place, part = _difference(*([(spent[at], shares[at].whole_s) for at in some] for some in (slow, fast)))
     after = statistics.mean(shares[at].after for at in fast)
-    others = [max(0.0, report.process_cpu_s - report.cpu_s) / max(0.001, report.elapsed_s) for report in spent]
+    others = [max(0.0, report.process_cpu_s - report.cpu_s) / _after_start_s(report) for report in spent]
     threads = min(others[at] for at in slow) >= BUSY_THREADS > 2 * max(others[at] for at in fast)
     who = tuple(ranks[at].rank for at in slow)
     return Verdict("slow rank", share, who, ratio, place, part, after > share / 2, threads)
@@ -165,7 +167,7 @@ def _shares_of(spent: Sequence[TimeSpent], after_s: Sequence[float]) -> list[_Sh
         whole_s = sum(report.phases.values()) - min(starts_s) + end_s or 1.0
         waited_s = sum(report.phases.get(name, 0.0) for name in WAITS)
         run_s = sum(report.phases.values()) - start_s - waited_s
-        queued_s = min(run_s, report.queued_s - report.start_queued_s)
+        queued_s = min(run_s, report.queued_s)
         own_s = run_s - queued_s + own_start_s - min(own_starts_s)
         of_whole = ((waited_s + end_s) / whole_s, end_s / whole_s, queued_s / whole_s, own_s / whole_s)
         shares.append(_Shares(*of_whole, whole_s))
@@ -250,6 +252,10 @@ def _without_start(report: TimeSpent) -> TimeSpent:
     return report._replace(phases={name: seconds for name, seconds in report.phases.items() if name != "start"})
 
 
+def _after_start_s(report: TimeSpent) -> float:
+    return max(0.001, report.elapsed_s - report.phases.get("start", 0.0))
+
+
 def _queued(spent: Sequence[TimeSpent]) -> Verdict | None:
     """Return the verdict on ranks that wait for a free core: much of the time, or more than they run."""
     share, of_run = _queued_shares(spent)
@@ -271,7 +277,7 @@ def _one_core(record: RunRecord, ranks: Sequence[RankRecord], spent: Sequence[Ti
     """Return the verdict on ranks that compute in Python on one core although each may use several."""
     cores = [rank.used.cores // sum(other.host == rank.host for other in ranks) for rank in ranks if rank.used]
     computing = phase_shares(spent).get("compute", 0.0)
-    uses = [report.process_cpu_s / max(report.elapsed_s, 0.001) for report in spent]
+    uses = [report.process_cpu_s / _after_start_s(report) for report in spent]
     is_alone = cores and min(cores) >= ONE_CORE_OF and computing >= 0.7 and all(0.8 <= used <= 1.25 for used in uses)
     busy = any(rank.gpus or (rank.used and rank.used.cpu_percent > 150) for rank in ranks)
     if not is_alone or busy or _queued_shares(spent)[0] >= FREE:
@@ -334,9 +340,10 @@ def _slow_words(record: RunRecord, judged: Verdict) -> str:
     else:
         who = "The other ranks wait"
     when = "at the end" if judged.at_end else "of the time"
+    ratio = f"{judged.ratio:.1f}×" if judged.ratio < 10 else "more than 10×"
     own = "whose" if len(judged.ranks) == 1 else "each of whose"
     waited = f"{who} {_percent(judged.share)} {when} for {rank_list(judged.ranks)}"
-    words = f"{waited}, {own} own part takes {judged.ratio:.1f}× as long"
+    words = f"{waited}, {own} own part takes {ratio} as long"
     where = place_words(judged.place)
     if judged.place is None or not where:
         return words

@@ -329,10 +329,11 @@ class SpentAt(NamedTuple):
 class TimeSpent(NamedTuple):
     """Where the time of a rank's main thread has gone since the cell began, from `looks` looks at its stack.
 
-    `phases` has the seconds of each phase, which add up to `elapsed_s`: the PHASES, and those that the user
-    has named. `places` are the places with most of the time. `cpu_s` is the CPU time of the main thread
-    and `process_cpu_s` that of all threads of its process. During `queued_s`, the main thread was ready to run, but no
-    core was free; `start_queued_s` is the part of it in the phase "start". Values that are not known are 0.
+    `phases` has the seconds of each phase, which add up to `elapsed_s`: the PHASES, and those that the user has named.
+    `places` are the places with most of the time. The other times do not include the phase "start": `cpu_s` is the CPU
+    time of the main thread, and `process_cpu_s` that of all threads of its process. During `queued_s`, the main thread
+    was ready to run, but no core was free; for the phase "start", this is `start_queued_s`. Values that are not known
+    are 0.
     """
 
     looks: Count

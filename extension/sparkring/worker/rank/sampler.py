@@ -111,8 +111,8 @@ def _labelled(file: str, name: str, qualified_name: str) -> _Label:
         return _Label(COLLECTIVE, what)
     if stacks.runs_graph(file, name):
         return _Label(_GRAPH, "TensorFlow")
-    own = file.startswith(_OWN)
-    short = f"sparkring/{file[len(_OWN) :]}" if own else file
+    own = file.startswith((_OWN, "sparkring/"))  # executors import sparkring from a zip, where paths are relative
+    short = f"sparkring/{file.removeprefix(_OWN)}" if file.startswith(_OWN) else file
     for pattern, kind, what in _FILES:
         if re.search(pattern, short):
             return _Label(kind, what)
@@ -214,9 +214,9 @@ class Sampler:
         global _main
         _main = _main or _MainThread()
         self._began = self._looked = time.monotonic()
-        self._first = self._last = _main.state()
-        self._process_first = self._process_last = time.process_time()
-        self._start_queued_s = 0.0
+        self._last = _main.state()
+        self._process_s = time.process_time()
+        self._cpu_s = self._process_cpu_s = self._queued_s = self._start_queued_s = 0.0
         self._looks = 0
         self._due = 0.0
         self._phases: dict[str, float] = {}
@@ -263,8 +263,9 @@ class Sampler:
         took_s, self._looked = now - self._looked, now
         ran_s, queued_s = state.ran_s - self._last.ran_s, state.queued_s - self._last.queued_s
         process_s = time.process_time()
-        others_s = max(0.0, process_s - self._process_last - ran_s)
-        self._last, self._process_last = state, process_s
+        process_ran_s = process_s - self._process_s
+        others_s = max(0.0, process_ran_s - ran_s)
+        self._last, self._process_s = state, process_s
         self._looks += 1
         if took_s > LONGEST_PAUSE_S and ran_s < took_s / 2:
             self._count((OTHER, "", ()), took_s - LONGEST_PAUSE_S)
@@ -287,7 +288,12 @@ class Sampler:
                 kind = look.asleep_kind
         if named and kind not in (COLLECTIVE, NATIVE, START):
             kind = named
-        self._start_queued_s += queued_s if kind == START else 0.0
+        if kind == START:
+            self._start_queued_s += queued_s
+        else:
+            self._queued_s += queued_s
+            self._cpu_s += ran_s
+            self._process_cpu_s += process_ran_s
         self._count((kind, *place), took_s)
 
     def _count(self, key: _Place, seconds: float) -> None:
@@ -307,15 +313,17 @@ class Sampler:
             first, sum_s = sums.get(key, (place, 0.0))
             sums[key] = first, sum_s + seconds
         places = sorted(sums.values(), key=lambda entry: -entry[1])[:PLACES_TOLD]
+        times_s = self._cpu_s, self._process_cpu_s, self._queued_s, self._start_queued_s
+        cpu_s, process_cpu_s, queued_s, start_queued_s = (round(seconds, 3) for seconds in times_s)
         return TimeSpent(
             self._looks,
             round(self._looked - self._began, 3),
             {name: round(seconds, 3) for name, seconds in self._phases.items()},
             tuple(SpentAt(*place, round(seconds, 3)) for place, seconds in places),
-            round(self._last.ran_s - self._first.ran_s, 3),
-            round(self._process_last - self._process_first, 3),
-            round(self._last.queued_s - self._first.queued_s, 3),
-            round(self._start_queued_s, 3),
+            cpu_s,
+            process_cpu_s,
+            queued_s,
+            start_queued_s,
         )
 
 
