@@ -137,7 +137,7 @@ class Options(SharedOptions):
         False, "record how Horovod spends its time, and which ranks the others wait for; saved with the run"
     )
     independent: bool = option(
-        False, "each rank is meant to train a model of its own: do not say that the ranks have exchanged nothing"
+        False, "each rank is meant to train a model of its own: do not say that ranks exchange nothing, or differ"
     )
     background: bool = option(
         False, "return a BackgroundRun at once, so that the notebook is free; the run does not use the warm gang"

@@ -155,6 +155,7 @@ class Rank:
         | messages.Failed
         | messages.Importing
         | messages.TrainsAlone
+        | messages.ModelWeights
         | messages.HostGoing
         | messages.SavePoint
         | messages.StoredKey
@@ -319,6 +320,8 @@ class Rank:
             if os.getpid() != self.pid:
                 _leave_forked_child(0)
             self.tell_if_alone(exchange.alone, current)
+            if (weights := exchange.weights([value, *self.main.namespace.values()])) is not None:
+                self.tell(weights)
             if (rows := exchange.same_rows()) and world.world().rank == 0:
                 _print(f"sparkring: {rows}\n")
             self.report_value(value, current)
