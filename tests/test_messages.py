@@ -107,6 +107,7 @@ EXAMPLES: list[Message] = [
     messages.Importing(),
     messages.TrainsAlone("torch", True, False),
     messages.HostGoing(30.0),
+    messages.ModelWeights("Linear", "torch", 6, -0.5, 2.5),
     messages.SavePoint(18),
     messages.SavePoint(19, saved=True),
     messages.StoredKey("global", "0", b"address"),

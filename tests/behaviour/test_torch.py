@@ -280,6 +280,7 @@ dist.init_process_group("gloo")
 def test_ranks_that_train_alone(local_gang):
     """If the ranks train without exchanging anything, a notice says so, unless the code divides the work by rank.
 
+    If they have exchanged values, but end with different weights, another one says so.
     When a rank has once exchanged values, it may do so again in later cells without being noticed.
     """
     local_gang.start(2, framework="torch")
@@ -298,6 +299,9 @@ def test_ranks_that_train_alone(local_gang):
     assert "DistributedDataParallel(model)" in alone
     assert not notices("model = torch.nn.parallel.DistributedDataParallel(model)\nfit(model)")
     assert not notices("fit(model)")
+    odd = "with torch.no_grad():\n    next(model.parameters()).add_(rank)\nfit(model)"
+    assert "the weights of `DistributedDataParallel` on rank 1 differ from those on rank 0" in notices(odd)
+    assert not notices("fit(model)", independent=True)
     assert not notices("dist.destroy_process_group()\ndel model")
 
 

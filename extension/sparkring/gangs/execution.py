@@ -17,6 +17,7 @@ from sparkring.wire.messages import (
     CollectivesEnded,
     Done,
     Importing,
+    ModelWeights,
     ModuleFiles,
     PackedValue,
     RankNews,
@@ -111,6 +112,7 @@ class Execution:
         self.seconds = 0.0  # how long the slowest rank took; 0 until a rank has finished or failed
         self.given_back = False  # whether the member gave the request back before running it
         self.importing: dict[int, float] = {}  # when a rank last reported an import that delays an interrupt
+        self.weights: dict[int, ModelWeights] = {}  # by rank, the sums of the weights at the end
         self.alone: dict[int, TrainsAlone] = {}  # by rank, what the ranks that train alone have reported last
         self.collectives_ended = False  # whether a rank has ended its collectives, as requested
         self._decide_at: float | None = None  # when the wait for further failures ends; None if there is no wait

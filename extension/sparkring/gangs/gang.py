@@ -346,6 +346,10 @@ class Gang:
                 if self.execution is not None:
                     self.execution.alone[rank] = report
                 return []
+            case messages.ModelWeights():
+                if self.execution is not None:
+                    self.execution.weights[rank] = report
+                return []
             case messages.HostGoing():
                 return self._host_goes(rank, report)
             case messages.SavePoint():

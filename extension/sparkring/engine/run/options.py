@@ -146,7 +146,7 @@ class Options(SharedOptions):
         False, "record how Horovod spends its time, and which ranks the others wait for; saved with the run"
     )
     independent: bool = option(
-        False, "each rank is meant to train a model of its own: do not say that the ranks have exchanged nothing"
+        False, "each rank is meant to train a model of its own: do not say that ranks exchange nothing, or differ"
     )
     profile: bool = option(True, "do not find out where the ranks' time goes, and which rank the others wait for")
     trace: Trace = option(  # noqa: RUF009 - it returns a field

@@ -113,6 +113,7 @@ class Supervisor:
             self._look_for_lone_ranks()
             self._answer_questions()
         self._look_for_lone_ranks()
+        self._look_for_unlike_weights()
         if not self.warm:
             self._let_go(LEAVE_GRACE_S)
         return Outcome("finished", results=self._results())
@@ -338,6 +339,14 @@ class Supervisor:
             self._told_of_lone_ranks = (True, ended)
             text = describe.lone_ranks(self.gang.size, list(reports), makes_ring)
             self.recorder.notice(text, until="" if ended else "ended")
+
+    def _look_for_unlike_weights(self) -> None:
+        """If ranks have trained the same model together, but end with different weights, say so."""
+        makes_ring, reports = FRAMEWORKS[self.execution.request.framework].makes_ring, self.execution.weights
+        if self.options.independent or len(reports) < len(self.execution.ranks):
+            return
+        if text := describe.unlike_weights(reports, makes_ring):
+            self.recorder.notice(text)
 
     def _look_for_idle_gpus(self) -> None:
         now = time.monotonic()

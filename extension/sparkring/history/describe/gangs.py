@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from sparkring.history.describe.text import counted, duration, rank_list, size
 from sparkring.history.events import Failure
-from sparkring.wire.messages import TrainsAlone
+from sparkring.wire.messages import ModelWeights, TrainsAlone
+
+UNLIKE = 1e-6  # weights whose sums differ by this part are not the same
 
 
 def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
@@ -81,6 +83,31 @@ def unread_change(name: str) -> str:
 def host_goes(rank: int, host: str, grace_s: float) -> str:
     """Say that a rank has got SIGTERM, and that the ranks save a checkpoint before it ends."""
     return f"rank {rank}'s host {host} is going (SIGTERM): the ranks save at their next step, within {grace_s:g} s"
+
+
+def unlike_weights(reports: Mapping[int, ModelWeights], makes_ring: Mapping[str, str]) -> str:
+    """Say which ranks have other weights than the first, and what to do; return '' if all have the same, or others.
+
+    Without a mistake, the weights are the same bit by bit. So the limit only has to be above the errors of the sums.
+    """
+    (rank, first), *others = sorted(reports.items())
+    if any((report.model, report.parameters) != (first.model, first.parameters) for _, report in others):
+        return ""  # the ranks have different models on purpose
+    limit = UNLIKE * first.magnitude
+    unlike = [
+        other
+        for other, report in others
+        if max(abs(report.total - first.total), abs(report.magnitude - first.magnitude)) > limit
+    ]
+    if not unlike:
+        return ""
+    advice = makes_ring.get(first.library, "")
+    return (
+        f"the weights of `{first.model}` on {rank_list(unlike)} differ from those on rank {rank}, although the ranks "
+        "have exchanged values"
+        + (f". To train one model on all ranks, {advice}." if advice else ".")
+        + " If each rank is meant to train a model of its own, add --independent."
+    )
 
 
 def lone_ranks(size: int, reports: Sequence[TrainsAlone], makes_ring: Mapping[str, str]) -> str:

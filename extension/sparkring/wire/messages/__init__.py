@@ -75,7 +75,18 @@ Told = (
     | TimeSpent
 )
 RequestEnd = Done | Failed
-RankReport = RequestEnd | Importing | CollectivesEnded | TrainsAlone | HostGoing | SavePoint | StoredKey | Gather | Told
+RankReport = (
+    RequestEnd
+    | ModelWeights
+    | Importing
+    | CollectivesEnded
+    | TrainsAlone
+    | HostGoing
+    | SavePoint
+    | StoredKey
+    | Gather
+    | Told
+)
 Report = MemberReport | RankReport
 Kept = Output | GpuUsed | RankUsed | TimelinePart | Told  # passed to the run's record unchanged
 Message = MemberOrder | RankOrder | Report | ModelUsed

@@ -152,6 +152,20 @@ class SavePoint(NamedTuple):
     saved: bool = False
 
 
+class ModelWeights(NamedTuple):
+    """The weights of a rank's largest model at the end of a request in which ranks have trained together.
+
+    `model` is the name of its class, `parameters` is the number of weights, `total` is their sum, and `magnitude` is
+    the sum of their absolute values.
+    """
+
+    model: str
+    library: Library
+    parameters: Count
+    total: float
+    magnitude: float
+
+
 class TrainsAlone(NamedTuple):
     """The rank has trained with `library`, but has exchanged nothing with other ranks so far.
 

@@ -1,5 +1,7 @@
 """Finds out whether a rank trains alone: it trains a model, but exchanges nothing with the other ranks.
 
+If ranks have exchanged values, it sums up the weights of the rank's model, which should be the same on all ranks.
+
 A rank that trains alone usually shows a mistake: the code was written for one process, so all ranks do the same, or its
 model is not wrapped, so each rank gets a different model. There are hooks where a framework takes an optimizer's step,
 and where ranks begin to exchange values. A hook only sets a mark, and those in torch's process groups remove themselves
@@ -11,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
+import math
 import re
 import sys
 import textwrap
@@ -20,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from sparkring.runtime.world import world
-from sparkring.wire.messages import CellCode, FunctionCall, Run, TrainsAlone
+from sparkring.wire.messages import CellCode, FunctionCall, ModelWeights, Run, TrainsAlone
 from sparkring.worker.rank import script
 from sparkring.worker.rank.imports import when_imported
 from sparkring.worker.rank.own_modules import own_files
@@ -108,6 +111,35 @@ def _library() -> Literal["torch", "lightning", "accelerate", "keras"]:
         if getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", None):
             return "accelerate"
     return _trained[0]
+
+
+def weights(values: Iterable[object]) -> ModelWeights | None:
+    """Return the sums of the weights of the largest model among `values`, if it was trained together with other ranks.
+
+    All ranks should then have the same weights, unless a model is spread over the ranks.
+    """
+    if not _trained or world().size == 1 or not (_exchanged or _functional):
+        return None
+    if _in_tensorflow_cluster() or not sys.modules.keys().isdisjoint(_OTHER_WAYS):
+        return None
+    from sparkring.worker.rank.usage import measured_model
+
+    try:
+        model: Any = max(values, key=measured_model)
+        if _trained[0] == "torch":
+            tensors = [tensor.detach() for tensor in model.parameters() if tensor.requires_grad]
+            if any(hasattr(tensor, "device_mesh") for tensor in tensors):
+                return None
+            sums = [(float(tensor.double().sum()), float(tensor.double().abs().sum())) for tensor in tensors]
+        else:
+            arrays = [weight.numpy().astype("f8") for weight in model.trainable_weights]
+            sums = [(float(array.sum()), float(abs(array).sum())) for array in arrays]
+    except Exception:  # this reads the user's objects, and must not fail the run
+        return None
+    total, magnitude = (sum(column) for column in zip(*sums, strict=True)) if sums else (0.0, 0.0)
+    if not (math.isfinite(total) and magnitude):
+        return None
+    return ModelWeights(type(model).__name__, _library(), measured_model(model).parameters, total, magnitude)
 
 
 def _exchanges() -> bool:

@@ -157,6 +157,7 @@ class Rank:
         | messages.Failed
         | messages.Importing
         | messages.TrainsAlone
+        | messages.ModelWeights
         | messages.HostGoing
         | messages.SavePoint
         | messages.StoredKey
@@ -337,6 +338,8 @@ class Rank:
             if os.getpid() != self.pid:
                 _leave_forked_child(0)
             self.tell_if_alone(exchange.alone, current)
+            if (weights := exchange.weights([value, *self.main.namespace.values()])) is not None:
+                self.tell(weights)
             self.report_value(value, current)
         except BaseException as error:  # whatever ends the user's code is the outcome, and is reported
             was_ended = current.item_ends  # read this first, since the driver may end the item at any time

@@ -37,7 +37,7 @@ def measured(work: ItemWork, request: Run, item: NextItem, namespace: Mapping[st
         value = work.compute(request, item)
     used = _spent().less(began).less(imports.spent).less(memory.spent)
     children_s = sum(map(process.cpu_seconds, descendants(os.getpid())))  # of children that are still running
-    model = max(map(_measured_model, [value, *namespace.values()]))  # the model with the most parameters
+    model = max(map(measured_model, [value, *namespace.values()]))  # the model with the most parameters
     batch_size = namespace.get("batch_size")
     report.tell(
         ItemMeasured(
@@ -186,7 +186,7 @@ class _Model(NamedTuple):
     size_bytes: int = 0
 
 
-def _measured_model(value: Any) -> _Model:
+def measured_model(value: Any) -> _Model:
     """Return the number and the size of the parameters of a Keras or PyTorch model; zeros for any other value."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
