@@ -44,6 +44,7 @@ import horde  # noqa: E402
 import items  # noqa: E402
 import latency  # noqa: E402
 import loading  # noqa: E402
+import object_store  # noqa: E402
 import panel  # noqa: E402
 import reading  # noqa: E402
 import scoring  # noqa: E402
@@ -79,6 +80,7 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "reading": reading.parquet,
     "together": reading.together,
     "tfrecord": reading.tfrecord,
+    "object-store": object_store.opening,
     "checkpoints": checkpoints.files,
     "restarts": checkpoints.runs,
     "panel": panel.live,

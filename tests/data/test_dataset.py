@@ -460,3 +460,17 @@ def test_a_folder_that_may_not_be_read(tmp_path):
     fsspec.register_implementation("refusing", Refusing, clobber=True)
     with pytest.raises(DataError, match="Permission denied"):
         open_dataset("refusing://x")
+
+
+def test_credentials_that_are_missing(monkeypatch):
+    """Each backend of fsspec has its own errors. The message says what to set for this kind of storage."""
+
+    class Unknown(fsspec.implementations.memory.MemoryFileSystem):
+        protocol = ("unknown", "s3")
+
+        def exists(self, path, **given):
+            raise RuntimeError("who are you?")
+
+    fsspec.register_implementation("unknown", Unknown, clobber=True)
+    with pytest.raises(DataError, match=r"who are you\?.* AWS_ACCESS_KEY_ID"):
+        open_dataset("unknown://x")

@@ -17,7 +17,7 @@ import re
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -28,6 +28,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from sparkring.data.delta import LOG, Table, read_table, table_of, unpacked
+from sparkring.data.folders import on_credentials, storage_errors
 from sparkring.data.where import Where, compile_where, nearest
 from sparkring.errors import DataError, PathError
 from sparkring.runtime.kernel import tell
@@ -208,7 +209,18 @@ def open_dataset(
     if not name:
         more = f", … ({len(sources)})" if len(sources) > 3 else ""
         name = ", ".join(os.fspath(path) for path in sources[:3]) + more
-    return _open(places, columns, where, name, version, timestamp)
+    with _reaching(places[0]):
+        return _open(places, columns, where, name, version, timestamp)
+
+
+@contextlib.contextmanager
+def _reaching(place: Location) -> Iterator[None]:
+    """Turn the errors of remote storage into DataErrors. Each fsspec backend raises its own."""
+    if place.local:
+        yield
+        return
+    with storage_errors(f"{place.written} cannot be read", on_credentials(place)):
+        yield
 
 
 def _open(
@@ -331,6 +343,11 @@ def open_file(dataset: Dataset, file: int, content: Callable[[], bytes] | None =
     if dataset.form is not None:
         return dataset.form.open(dataset, file)
     known = dataset.files[file]
+    with _reaching(Location(dataset.fs, known.path, known.path)):
+        return _open_file(dataset, known, content)
+
+
+def _open_file(dataset: Dataset, known: DataFile, content: Callable[[], bytes] | None) -> pq.ParquetFile:
     try:
         # By default, Arrow reads whole columns of a row group before it decodes them. With a buffer, Arrow reads and
         # decodes one piece after another, which is faster for local files. In remote storage, each piece is a request,
@@ -433,7 +450,8 @@ def files_at(place: Location, known_table: Callable[[str], tuple[str, str] | Non
         else:
             raise DataError(f"{place.written} does not exist{_similar(place)}")
     except OSError as error:
-        raise DataError(f"{place.written} cannot be read: {error.strerror or error}.") from error
+        reason = error.strerror or error
+        raise DataError(f"{place.written} cannot be read: {reason}.{on_credentials(place)}") from error
     files = []
     for file, info in sorted(infos.items()):
         below = str(file)[len(base) :].lstrip("/")

@@ -11,6 +11,7 @@ import datetime
 import functools
 import json
 import operator
+import os
 import posixpath
 import re
 import zlib
@@ -21,6 +22,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
+from sparkring.data.folders import on_credentials
 from sparkring.errors import DataError
 from sparkring.runtime.packages import require
 from sparkring.runtime.storage import Location, protocols
@@ -100,7 +102,7 @@ def read_table(place: Location, version: int | None = None, timestamp: str | dat
         return _table(place, table)
     except problems as error:
         raise DataError(
-            f"{place.written} cannot be read as a Delta table: {_reason(error)}.{_credentials(place)}"
+            f"{place.written} cannot be read as a Delta table: {_reason(error)}.{on_credentials(place)}"
         ) from error
 
 
@@ -220,7 +222,7 @@ def _options(place: Location) -> dict[str, str]:
     if "s3" not in protocols(place.fs):
         return {}
     fs: Any = place.fs
-    url = fs.endpoint_url or fs.client_kwargs.get("endpoint_url")
+    url = fs.endpoint_url or fs.client_kwargs.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL")
     options = {
         "AWS_ACCESS_KEY_ID": fs.key,
         "AWS_SECRET_ACCESS_KEY": fs.secret,
@@ -232,15 +234,9 @@ def _options(place: Location) -> dict[str, str]:
     return {name: value for name, value in options.items() if value}
 
 
-def _credentials(place: Location) -> str:
-    """Return the end of an error about a table elsewhere: deltalake does not take all credentials of fsspec."""
-    if place.local:
-        return ""
-    return " If credentials are missing, set those of the storage in the environment, such as AWS_ACCESS_KEY_ID."
-
-
 def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".")
+    plain = re.sub(r"\x1b\[[\d;]*m|↳", "", str(error))  # deltalake colours its messages
+    return " ".join(plain.split())[:300].rstrip(".")
 
 
 def _has_fields(kind: pa.DataType) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sparkring.errors import DataError
-from sparkring.runtime.storage import Location
+from sparkring.runtime.storage import Location, protocols
 
 
 def entries(folder: Location) -> dict[str, dict[str, Any]]:
@@ -47,6 +47,25 @@ def storage_errors(failed: str, advice: str = "") -> Iterator[None]:
     except Exception as error:  # each fsspec backend raises its own errors
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DataError(f"{failed}: {reason}.{advice}") from error
+
+
+# What to set for each kind of storage, by fsspec's name for it.
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "abfs": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+}
+
+
+def on_credentials(place: Location) -> str:
+    """Return the end of an error about remote data that cannot be read: how to give fsspec its credentials."""
+    named = next((_CREDENTIALS[name] for name in protocols(place.fs) if name in _CREDENTIALS), "")
+    if not named:
+        return ""
+    return (
+        f" If credentials are missing, set {named} in the environments of the notebook and the ranks, because those of "
+        "Spark are not used, or let Spark read the data, and pass the DataFrame."
+    )
 
 
 def this_process() -> dict[str, Any]:

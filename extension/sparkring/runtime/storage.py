@@ -208,7 +208,9 @@ def _remote(url: str, written: str) -> Location:
     except ImportError as error:  # its message names the missing package
         raise PathError(f"{written}: {error}. Install it where the ranks run, too.") from error
     except ValueError as error:
-        raise PathError(f"{written}: {error}.") from error
+        # fsspec learns the scheme from adlfs itself.
+        advice = " Install adlfs, also where the ranks run." if url.startswith("abfss:") else ""
+        raise PathError(f"{written}: {error}.{advice}") from error
     return Location(fs, str(path).rstrip("/") or "/", written)
 
 
