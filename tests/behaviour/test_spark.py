@@ -386,6 +386,7 @@ def test_what_the_doctor_finds_about_the_way(spark, unreachable, capsys):
 
 
 @pytest.mark.forked("torch")
+@pytest.mark.extended("library", "test_rings_through_spark_jobs, and test_copies_get_the_keys_of_other_ranks")
 def test_horovod_through_spark_jobs(tasks, unreachable):
     """Horovod's rendezvous store is beside the relay."""
     cell = """
