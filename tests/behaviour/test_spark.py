@@ -469,7 +469,7 @@ def test_a_gang_ends_with_its_session(attempts):
     kind, text, said = attempts["the gang's session was stopped"]
     assert kind == "LaunchError"
     assert mentions(text, "SparkSession", "stopped")
-    assert [mentions(line, "gang of 2 ranks", "ended") for line in said] == [True]
+    assert sum(mentions(line, "gang of 2 ranks", "ended") for line in said) == 1  # it may also have been slow to start
 
 
 def test_a_stopped_session_is_told(attempts):
