@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_the_first_ring_trains_without_horovod(tmp_path: Path) -> None:
     """The script runs even if Horovod, TensorFlow, Spark and Jupyter's notebooks are not installed yet."""
     absent = ("horovod", "tensorflow", "pyspark", "nbclient", "ipykernel", "petastorm")

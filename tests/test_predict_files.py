@@ -288,6 +288,7 @@ def test_files_in_spark_tasks(data, tmp_path, spark, small_parts, no_folder_left
     assert spark.read.parquet(str(to)).count() == ROWS
 
 
+@pytest.mark.extended("repetition", "test_autocast_in_the_model_process")
 def test_autocast(data, tmp_path, no_folder_left):
     """The model process uses the same autocast as the trial on the first rows, which sets the column's type."""
     import torch

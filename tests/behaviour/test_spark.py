@@ -386,6 +386,7 @@ def test_what_the_doctor_finds_about_the_way(spark, unreachable, capsys):
 
 
 @pytest.mark.forked("torch")
+@pytest.mark.extended("library", "test_rings_through_spark_jobs, and test_copies_get_the_keys_of_other_ranks")
 def test_horovod_through_spark_jobs(tasks, unreachable):
     """Horovod's rendezvous store is beside the relay."""
     cell = """
@@ -468,7 +469,7 @@ def test_a_gang_ends_with_its_session(attempts):
     kind, text, said = attempts["the gang's session was stopped"]
     assert kind == "LaunchError"
     assert mentions(text, "SparkSession", "stopped")
-    assert [mentions(line, "gang of 2 ranks", "ended") for line in said] == [True]
+    assert sum(mentions(line, "gang of 2 ranks", "ended") for line in said) == 1  # it may also have been slow to start
 
 
 def test_a_stopped_session_is_told(attempts):

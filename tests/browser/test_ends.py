@@ -593,6 +593,9 @@ def test_a_run_after_a_restart_in_a_busy_page_with_other_panels(notebook: Notebo
     expect(state(notebook.panel(AT_FAILING))).to_have_text("failed")
 
 
+@pytest.mark.extended(
+    "repetition", "a kernel that restarts; test_a_saved_notebook_shows_the_state_as_of_when_it_was_saved"
+)
 def test_a_kernel_that_is_killed_in_the_middle(opened: Opened, shoot: Callable[..., None]) -> None:
     notebook = opened("killed", "%load_ext sparkring", ENDLESS, FAILING)
     notebook.run(0, wait=True)

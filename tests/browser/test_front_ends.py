@@ -215,7 +215,14 @@ def test_a_saved_notebook_shows_the_state_as_of_when_it_was_saved(page: Page, no
     assert not page.get_by_role("button", name="■ Stop").is_visible()
 
 
-@pytest.mark.parametrize("name", ["running", "failed", "restarted", "many"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "running",
+        "failed",
+        *(pytest.param(name, marks=pytest.mark.extended("appearance", "failed")) for name in ("restarted", "many")),
+    ],
+)
 def test_axe_finds_nothing(page: Page, name: str) -> None:
     begin(page, name, snapshot=messages(name))
     page.evaluate("window.view(document.querySelector('#cell'))")

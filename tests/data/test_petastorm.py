@@ -151,7 +151,7 @@ def test_batch_reader_as_it_is(pair, uneven):
     assert [line for line in pair.view.record.recent if line.stream == "stderr"] == []
 
 
-@pytest.mark.extended("library", "test_batch_reader_as_it_is, test_transforms_of_rows and test_converter_as_it_is")
+@pytest.mark.extended("library", "test_batch_reader_as_it_is and test_transforms_of_rows")
 def test_reader_as_it_is(pair_of_tasks, things):
     """make_reader works in Spark's tasks, with the notebook's Unischema and codecs, and a TransformSpec on rows."""
     pair_of_tasks.notebook["things"] = things
@@ -183,6 +183,7 @@ def test_reader_as_it_is(pair_of_tasks, things):
     assert [line for line in pair_of_tasks.view.record.recent if line.stream == "stderr"] == []
 
 
+@pytest.mark.extended("library", "test_batch_reader_as_it_is, and test_steps_and_rows_of_a_converter")
 def test_converter_as_it_is(spark, pair_of_tasks, tmp_path):
     """Petastorm's own converter can be made in the notebook, and used in a cell under Horovod."""
     from petastorm.spark import SparkDatasetConverter as Real
@@ -440,7 +441,7 @@ def test_steps_and_rows_of_a_converter(pair, uneven):
         assert [(read.rows, read.steps) for read in once.ended] == [(rows, steps)]
 
 
-@pytest.mark.extended("library", "test_batch_reader_as_it_is, test_transforms_of_rows and test_converter_as_it_is")
+@pytest.mark.extended("library", "test_batch_reader_as_it_is and test_transforms_of_rows")
 def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
     """make_reader returns single rows. If the batch size is known, batches are counted as steps."""
     pair_of_tasks.notebook["url"] = things["url"]
@@ -499,7 +500,7 @@ def test_a_filter_leaves_rows_unplanned(pair, uneven):
 # ── The converter ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.extended("library", "test_batch_reader_as_it_is, test_transforms_of_rows and test_converter_as_it_is")
+@pytest.mark.extended("library", "test_batch_reader_as_it_is and test_transforms_of_rows")
 def test_a_converter_travels(spark, pair_of_tasks, tmp_path, monkeypatch):
     """A converter made in the notebook works in Spark's tasks. delete() in the notebook removes its files."""
     from pyspark.ml.linalg import Vectors

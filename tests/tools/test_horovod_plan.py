@@ -117,7 +117,7 @@ def test_what_a_toolkit_lacks_is_named(tmp_path: Path, site: Path) -> None:
     missing = find_toolkit({"PATH": str(tmp_path / "bin")}, [site], "13.0")
     assert isinstance(missing, Missing)
     assert mentions(
-        missing.reason, f"({tmp_path})", "cuda_runtime_api.h", "crt/host_config.h", "nv/target", "libcudart"
+        missing.reason, f"({tmp_path})", "cuda_runtime_api.h", "crt/host_config.h", "nv/target", "libcudart_static.a"
     )
     assert mentions(missing.reason, f"{site}/nvidia/cu13)", "nvcc", "crt/host_config.h", "nv/target", "cicc")
     assert "pip install 'cuda-toolkit[nvcc,cccl]==13.0.*'" in missing.fix

@@ -470,7 +470,7 @@ def test_what_a_cell_ran_with(replayed):
     assert "TensorBoard %runs 2026-11-20_14-03-22_a1b2 --tensorboard" in page
     final = Elements(code.html(record, NOW, "final"))
     assert [tag for tag, _ in final.tags].count("details") == 2
-    assert mentions(final.text, "sent", "the first 30")
+    assert "the first 30" in final.text
     assert "name59" not in final.text
     assert "/data/digits" not in final.text, "the section about reading shows the data set"
 
@@ -481,7 +481,7 @@ def test_of_a_run_that_tells_nothing_of_it(replayed):
     assert "versions" not in page
     assert "TensorBoard" not in page
     warm = check(code.html(replayed(captured=CAPTURED[:1], warm=True), NOW, "tab")).text
-    assert mentions(warm, "already had", "not sent again")
+    assert "not sent again" in warm
 
 
 def test_the_line_that_failed_is_marked_in_the_tab(replayed):
