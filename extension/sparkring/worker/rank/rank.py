@@ -309,10 +309,10 @@ class Rank:
                     value = None
                 finally:
                     current.code_runs = False
-                    if current.sampler is not None and os.getpid() == self.pid:
-                        current.sampler.finish()
                     self.ended = time.time()
                     self.notebook.leave_run()
+                    if current.sampler is not None and os.getpid() == self.pid:
+                        current.sampler.finish()
                 displays.finish()
                 _finish_checkpoints()
             finally:
