@@ -29,6 +29,7 @@ BUSY_THREADS = 0.2  # if other threads of a slow rank use at least this much of 
 CROWDED = 0.2  # if ranks could run, but wait for a core during this share of that time, others wait for them, too
 FREE = 0.05  # if a rank waits for a free core during a smaller share of the time, cores are free
 SAME = 0.95  # of functions whose times are about the same, the innermost one is named
+ALL = 0.95  # if at least this part of the difference is at one place, the part is not said
 NAMED = 0.02  # smaller shares are not mentioned
 WAITS = ("collective", "native")
 # What a rank does in a phase, as a share of its time.
@@ -349,7 +350,8 @@ def _slow_words(record: RunRecord, judged: Verdict) -> str:
         return words
     rows = _rows_ratio(record, judged.ranks)
     read = f"; it has read {rows:.1f}× as many rows" if rows >= LEAST_RATIO and len(judged.ranks) == 1 else ""
-    return f"{words}: {_percent(judged.part)} of the difference is in {where}{read}{_slow_advice(judged)}"
+    part = "" if judged.part >= ALL else f"{_percent(judged.part)} of the difference is "
+    return f"{words}: {part}in {where}{read}{_slow_advice(judged)}"
 
 
 def _rows_ratio(record: RunRecord, slow: Sequence[int]) -> float:
