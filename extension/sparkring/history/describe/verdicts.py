@@ -168,7 +168,9 @@ def _shares_of(spent: Sequence[TimeSpent], after_s: Sequence[float]) -> list[_Sh
         whole_s = sum(report.phases.values()) - min(starts_s) + end_s or 1.0
         waited_s = sum(report.phases.get(name, 0.0) for name in WAITS)
         run_s = sum(report.phases.values()) - start_s - waited_s
-        queued_s = min(run_s, report.queued_s)
+        # A collective can wait for a core, too. So of the time in which the rank's own part could run, what counts as
+        # running is the usual part.
+        queued_s = report.awake_s * report.queued_s / max(0.001, report.cpu_s + report.queued_s)
         own_s = run_s - queued_s + own_start_s - min(own_starts_s)
         of_whole = ((waited_s + end_s) / whole_s, end_s / whole_s, queued_s / whole_s, own_s / whole_s)
         shares.append(_Shares(*of_whole, whole_s))
