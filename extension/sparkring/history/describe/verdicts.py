@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from sparkring.history.describe.text import rank_list
 from sparkring.history.events import SpentAt, TimeSpent, UserCall
 from sparkring.history.lines import plain
+from sparkring.history.metrics import remembered
 from sparkring.history.record import RankRecord, RunRecord
 from sparkring.wire.messages.fields import PHASES
 
@@ -80,6 +81,7 @@ class _Shares(NamedTuple):
     whole_s: float
 
 
+@remembered("ranks", "part", "outcome", "items", "stream")
 def verdict(record: RunRecord) -> Verdict | None:
     """Return why the run is slow; None if it is too early to tell or, before the run has ended, if nothing stands out.
 
