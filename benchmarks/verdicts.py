@@ -187,7 +187,7 @@ folder = tempfile.mkdtemp()
 while not all_over():
     step(load())
     if rank == 0:
-        torch.save({"x": torch.zeros(6_000_000)}, f"{folder}/model.pt")  # *
+        torch.save({"x": torch.zeros(24_000_000)}, f"{folder}/model.pt")  # *
 """),
         ("slow rank",), (0,), ("save",),
     ),

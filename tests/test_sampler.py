@@ -120,9 +120,9 @@ def test_the_calls_of_the_users_code():
 
 @pytest.fixture
 def sent(monkeypatch) -> list[TimeSpent]:
-    told: list[TimeSpent] = []
-    monkeypatch.setattr(report, "_tell", told.append)
-    return told
+    reports: list[TimeSpent] = []
+    monkeypatch.setattr(report, "_tell", reports.append)
+    return reports
 
 
 class Thread:
@@ -218,10 +218,10 @@ def test_what_the_driver_is_told(sent, main_thread, of_two, monkeypatch):
     assert len(last.phases) <= sampler.NAMES_KEPT + len(PHASES)
     assert len(json.dumps(encode(last)[0])) < 2_000
     assert len(sampled._places) <= sampler.PLACES_KEPT
-    told = len(sent)
+    count = len(sent)
     main_thread.after(5.0)
     sampled.look(1, CELL)
-    assert len(sent) == told, "after the end, nothing is told"
+    assert len(sent) == count, "after the end, nothing is told"
 
 
 def test_a_large_ring_tells_less_often(sent, main_thread, monkeypatch):

@@ -42,7 +42,10 @@ def spent(rank, *places, queued_s=0.0, looks=250, whole_s=WHOLE_S, **more):
     phases = {}
     for place in places:
         phases[place.phase] = phases.get(place.phase, 0.0) + place.seconds
-    report = {"queued_s": queued_s, "cpu_s": whole_s, "process_cpu_s": whole_s, "time": 30.0, **more}
+    own_s = whole_s - sum(phases.get(name, 0.0) for name in ("collective", "native", "start"))
+    awake_s = own_s - phases.get("idle", 0.0)
+    times = {"queued_s": queued_s, "cpu_s": awake_s - queued_s, "process_cpu_s": awake_s - queued_s, "awake_s": awake_s}
+    report = {"time": 30.0, **times, **more}
     return TimeSpent(looks, whole_s, phases, places, rank=rank, **report)
 
 
@@ -103,7 +106,7 @@ def test_what_the_slow_rank_does_is_named(place, named):
 
 
 def test_other_threads_of_a_slow_rank_are_named():
-    hog = waiting(1, 0.5, AUGMENT, cpu_s=10.0, process_cpu_s=19.0)
+    hog = waiting(1, 0.5, AUGMENT, process_cpu_s=29.0)
     assert verdict(record_of(waiting(0, 9.5), hog)).threads
     assert not verdict(record_of(waiting(0, 9.5, process_cpu_s=29.0), hog)).threads, "those of rank 0 compute as well"
 

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from sparkring.history.describe.text import rank_list
 from sparkring.history.events import SpentAt, TimeSpent, UserCall
 from sparkring.history.lines import plain
+from sparkring.history.metrics import remembered
 from sparkring.history.record import RankRecord, RunRecord
 from sparkring.wire.messages.fields import PHASES
 
@@ -29,6 +30,7 @@ BUSY_THREADS = 0.2  # if other threads of a slow rank use at least this much of 
 CROWDED = 0.2  # if ranks could run, but wait for a core during this share of that time, others wait for them, too
 FREE = 0.05  # if a rank waits for a free core during a smaller share of the time, cores are free
 SAME = 0.95  # of functions whose times are about the same, the innermost one is named
+ALL = 0.95  # if at least this part of the difference is at one place, the part is not said
 NAMED = 0.02  # smaller shares are not mentioned
 WAITS = ("collective", "native")
 # What a rank does in a phase, as a share of its time.
@@ -79,6 +81,7 @@ class _Shares(NamedTuple):
     whole_s: float
 
 
+@remembered("ranks", "part", "outcome", "items", "stream")
 def verdict(record: RunRecord) -> Verdict | None:
     """Return why the run is slow; None if it is too early to tell or, before the run has ended, if nothing stands out.
 
@@ -167,7 +170,9 @@ def _shares_of(spent: Sequence[TimeSpent], after_s: Sequence[float]) -> list[_Sh
         whole_s = sum(report.phases.values()) - min(starts_s) + end_s or 1.0
         waited_s = sum(report.phases.get(name, 0.0) for name in WAITS)
         run_s = sum(report.phases.values()) - start_s - waited_s
-        queued_s = min(run_s, report.queued_s)
+        # A collective can wait for a core, too. So of the time in which the rank's own part could run, what counts as
+        # running is the usual part.
+        queued_s = report.awake_s * report.queued_s / max(0.001, report.cpu_s + report.queued_s)
         own_s = run_s - queued_s + own_start_s - min(own_starts_s)
         of_whole = ((waited_s + end_s) / whole_s, end_s / whole_s, queued_s / whole_s, own_s / whole_s)
         shares.append(_Shares(*of_whole, whole_s))
@@ -349,7 +354,8 @@ def _slow_words(record: RunRecord, judged: Verdict) -> str:
         return words
     rows = _rows_ratio(record, judged.ranks)
     read = f"; it has read {rows:.1f}× as many rows" if rows >= LEAST_RATIO and len(judged.ranks) == 1 else ""
-    return f"{words}: {_percent(judged.part)} of the difference is in {where}{read}{_slow_advice(judged)}"
+    part = "" if judged.part >= ALL else f"{_percent(judged.part)} of the difference is "
+    return f"{words}: {part}in {where}{read}{_slow_advice(judged)}"
 
 
 def _rows_ratio(record: RunRecord, slow: Sequence[int]) -> float:

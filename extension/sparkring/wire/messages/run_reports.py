@@ -332,8 +332,8 @@ class TimeSpent(NamedTuple):
     `phases` has the seconds of each phase, which add up to `elapsed_s`: the PHASES, and those that the user has named.
     `places` are the places with most of the time. The other times do not include the phase "start": `cpu_s` is the CPU
     time of the main thread, and `process_cpu_s` that of all threads of its process. During `queued_s`, the main thread
-    was ready to run, but no core was free; for the phase "start", this is `start_queued_s`. Values that are not known
-    are 0.
+    was ready to run, but no core was free; for the phase "start", this is `start_queued_s`. During `awake_s`, it was
+    neither asleep nor waiting for other ranks. Values that are not known are 0.
     """
 
     looks: Count
@@ -344,5 +344,6 @@ class TimeSpent(NamedTuple):
     process_cpu_s: float = 0.0
     queued_s: float = 0.0
     start_queued_s: float = 0.0
+    awake_s: float = 0.0
     time: float = 0.0
     rank: int = 0

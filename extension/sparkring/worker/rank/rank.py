@@ -323,10 +323,10 @@ class Rank:
                     raise
                 finally:
                     current.code_runs = False
-                    if current.sampler is not None and os.getpid() == self.pid:
-                        current.sampler.finish()
                     self.ended = time.time()
                     self.notebook.leave_run()
+                    if current.sampler is not None and os.getpid() == self.pid:
+                        current.sampler.finish()
                     if request.traces:
                         sys.modules["sparkring.worker.rank.torch_trace"].finish()
                     going.end()

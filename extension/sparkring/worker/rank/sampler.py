@@ -216,7 +216,7 @@ class Sampler:
         self._began = self._looked = time.monotonic()
         self._last = _main.state()
         self._process_s = time.process_time()
-        self._cpu_s = self._process_cpu_s = self._queued_s = self._start_queued_s = 0.0
+        self._cpu_s = self._process_cpu_s = self._queued_s = self._start_queued_s = self._awake_s = 0.0
         self._looks = 0
         self._due = 0.0
         self._phases: dict[str, float] = {}
@@ -291,6 +291,7 @@ class Sampler:
         if kind == START:
             self._start_queued_s += queued_s
         else:
+            self._awake_s += 0.0 if state.asleep or kind in (COLLECTIVE, NATIVE) else took_s
             self._queued_s += queued_s
             self._cpu_s += ran_s
             self._process_cpu_s += process_ran_s
@@ -313,8 +314,8 @@ class Sampler:
             first, sum_s = sums.get(key, (place, 0.0))
             sums[key] = first, sum_s + seconds
         places = sorted(sums.values(), key=lambda entry: -entry[1])[:PLACES_TOLD]
-        times_s = self._cpu_s, self._process_cpu_s, self._queued_s, self._start_queued_s
-        cpu_s, process_cpu_s, queued_s, start_queued_s = (round(seconds, 3) for seconds in times_s)
+        times_s = self._cpu_s, self._process_cpu_s, self._queued_s, self._start_queued_s, self._awake_s
+        cpu_s, process_cpu_s, queued_s, start_queued_s, awake_s = (round(seconds, 3) for seconds in times_s)
         return TimeSpent(
             self._looks,
             round(self._looked - self._began, 3),
@@ -324,6 +325,7 @@ class Sampler:
             process_cpu_s,
             queued_s,
             start_queued_s,
+            awake_s,
         )
 
 
