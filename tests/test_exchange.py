@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from sparkring.history import describe
+from sparkring.wire.messages import ModelWeights
 from sparkring.worker.rank import exchange
 
 
@@ -28,3 +30,14 @@ def test_a_step_of_keras_gets_its_arguments(monkeypatch: pytest.MonkeyPatch, nam
     assert getattr(optimizer, method)([1], name="Adam") == "applied"
     assert getattr(optimizer, method)([2]) == "applied"
     assert (calls, exchange._trained) == ([([1], "Adam"), ([2], None)], ["keras"])
+
+
+def test_unlike_weights() -> None:
+    """Ranks whose weights differ are named, unless they have different models on purpose."""
+    first = ModelWeights("Net", "torch", 6, 0.5, 3.0)
+    advice = {"torch": "call `broadcast()`"}
+    assert not describe.unlike_weights({0: first, 1: first._replace(total=0.5 + 1e-9)}, advice)
+    assert not describe.unlike_weights({0: first, 1: first._replace(parameters=7, total=9.0)}, advice)
+    words = describe.unlike_weights({2: first._replace(total=0.6), 0: first, 1: first}, advice)
+    assert "`Net` on rank 2 differ from those on rank 0" in words
+    assert "call `broadcast()`" in words

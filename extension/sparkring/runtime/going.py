@@ -12,7 +12,6 @@ Without checkpoints, and if the user's code has a handler of its own, nothing he
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 import time
@@ -56,7 +55,7 @@ def begin(tell: _Tell, grace_s: float) -> None:
 
 def end() -> None:
     """End a request: from now on, SIGTERM ends this process at once again, unless it has already come."""
-    if _now.wakes is not None and not _now.is_going and signal.getsignal(signal.SIGTERM) is _ignore:
+    if not _now.is_going and signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -68,18 +67,14 @@ def arm() -> None:
     if _now.wakes is None:
         # Python calls a handler only between two lines of Python, so not while the rank waits in a collective. It
         # writes to this pipe at once.
-        read, written = os.pipe()
+        read, written = _now.wakes = os.pipe()
         os.set_blocking(written, False)
-        before = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-        if before != -1:  # the user's code needs it, for example asyncio
-            signal.set_wakeup_fd(before)
-            os.close(read)
-            os.close(written)
-            return
-        _now.wakes = read, written
         os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
         threading.Thread(target=_watch, args=(read,), name="sparkring-sigterm", daemon=True).start()
-    signal.signal(signal.SIGTERM, _ignore)
+    before = signal.set_wakeup_fd(_now.wakes[1], warn_on_full_buffer=False)
+    if before not in (-1, _now.wakes[1]):  # the user's code needs its own, for example asyncio: the handler must do
+        signal.set_wakeup_fd(before)
+    signal.signal(signal.SIGTERM, _on_sigterm)
 
 
 def on_notice(call: Callable[[], object]) -> None:
@@ -145,22 +140,26 @@ def _left_s() -> float:
 
 
 def _watch(wakes: int) -> None:
-    """Wait for SIGTERM, tell the driver, and end the process when its time is up."""
     while True:
-        readable, _, _ = select.select([wakes], [], [], max(0.0, _left_s()) if _now.is_going else None)
-        if _now.is_going and _left_s() <= 0:
-            die()
-        if not readable or signal.SIGTERM not in os.read(wakes, 512):
-            continue
-        if not _now.is_going and signal.getsignal(signal.SIGTERM) is _ignore and _now.tell is not None:
-            with _now.changed:
-                _now.is_going = True
-                _now.deadline = _now.deadline or time.monotonic() + _now.grace_s
-            _now.tell(HostGoing(_now.grace_s))
+        if signal.SIGTERM in os.read(wakes, 512) and signal.getsignal(signal.SIGTERM) is _on_sigterm:
+            _notice()
 
 
-def _ignore(number: int, frame: types.FrameType | None) -> None:
-    """Let the thread that watches for SIGTERM do the work."""
+def _on_sigterm(number: int, frame: types.FrameType | None) -> None:
+    """Handle SIGTERM, if _watch() has not. In a thread, since this one may be in the middle of sending a message."""
+    threading.Thread(target=_notice, name="sparkring-notice", daemon=True).start()
+
+
+def _notice() -> None:
+    """Tell the driver that this host is going, once, and end the process when its time is up."""
+    with _now.changed:
+        if _now.is_going or _now.tell is None:
+            return
+        _now.is_going = True
+        _now.deadline = _now.deadline or time.monotonic() + _now.grace_s
+    _now.tell(HostGoing(_now.grace_s))
+    time.sleep(max(0.0, _left_s()))
+    die()
 
 
 def _before_fork() -> None:
@@ -174,7 +173,7 @@ def _after_fork() -> None:
 
 def _in_child() -> None:
     """In a process that the rank has forked, let SIGTERM do what it does by default: multiprocessing relies on it."""
-    if signal.getsignal(signal.SIGTERM) is _ignore:
+    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     wakes = signal.set_wakeup_fd(-1)
     if _now.wakes is None or wakes != _now.wakes[1]:  # the user's code has set it

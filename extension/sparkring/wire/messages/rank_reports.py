@@ -155,8 +155,8 @@ class SavePoint(NamedTuple):
 class ModelWeights(NamedTuple):
     """The weights of a rank's largest model at the end of a request in which ranks have trained together.
 
-    `model` is the name of its class, `parameters` is the number of weights, `total` is their sum, and `magnitude` is
-    the sum of their absolute values.
+    `model` is the name of its class, and `parameters` is the number of weights. `total` is the sum of a part of them,
+    and `magnitude` is the sum of their absolute values.
     """
 
     model: str

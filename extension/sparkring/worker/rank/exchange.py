@@ -30,6 +30,7 @@ from sparkring.worker.rank.own_modules import own_files
 
 # Before its request has ended, a rank says that it trains alone if it has trained for this long without a group.
 EARLY_S = 20.0
+SUMMED = 65_536  # at most this many numbers of each weight are summed up: enough to see that ranks differ
 _COLLECTIVE = re.compile(r"reduce|broadcast|gather|scatter|alltoall|send|recv")
 # With these packages, a program exchanges values or divides its work in ways that are not watched here.
 _OTHER_WAYS = ("jax", "mpi4py", "optuna", "ray", "redis", "torch_xla")
@@ -130,13 +131,12 @@ def weights(values: Iterable[object]) -> ModelWeights | None:
             tensors = [tensor.detach() for tensor in model.parameters() if tensor.requires_grad]
             if any(hasattr(tensor, "device_mesh") for tensor in tensors):
                 return None
-            sums = [(float(tensor.double().sum()), float(tensor.double().abs().sum())) for tensor in tensors]
+            parts = [tensor.reshape(-1)[:SUMMED].double().cpu().numpy() for tensor in tensors]
         else:
-            arrays = [weight.numpy().astype("f8") for weight in model.trainable_weights]
-            sums = [(float(array.sum()), float(abs(array).sum())) for array in arrays]
+            parts = [weight.numpy().reshape(-1)[:SUMMED].astype("f8") for weight in model.trainable_weights]
+        total, magnitude = sum(float(part.sum()) for part in parts), sum(float(abs(part).sum()) for part in parts)
     except Exception:  # this reads the user's objects, and must not fail the run
         return None
-    total, magnitude = (sum(column) for column in zip(*sums, strict=True)) if sums else (0.0, 0.0)
     if not (math.isfinite(total) and magnitude):
         return None
     return ModelWeights(type(model).__name__, _library(), measured_model(model).parameters, total, magnitude)
