@@ -92,7 +92,7 @@ class Entries(NamedTuple):
     in_steps: Array
 
 
-class Values(NamedTuple):
+class FeatureValues(NamedTuple):
     """The values of a feature. `counts` is how many values each message has, and `flat` holds those of all messages.
 
     For bytes, `flat` has the positions of the first byte and after the last byte of each value.
@@ -109,7 +109,7 @@ class Content(NamedTuple):
     """
 
     record: Array
-    values: Values
+    values: FeatureValues
     steps: Array | None = None
 
 
@@ -166,7 +166,7 @@ def kind_of(data: Array, entries: Entries, chosen: Array) -> str:
     return KINDS.get(int(numbers[0]), "") if len(numbers) else ""
 
 
-def values_of(data: Array, entries: Entries, chosen: Array, name: str, kind: str) -> tuple[Values, Array | None]:
+def values_of(data: Array, entries: Entries, chosen: Array, name: str, kind: str) -> tuple[FeatureValues, Array | None]:
     """Return the values of a feature and, for a FeatureList, the number of steps of each entry."""
     starts, ends, record = entries.start[chosen], entries.end[chosen], entries.record[chosen]
     if not len(chosen) or not entries.in_steps[chosen[0]]:
@@ -468,14 +468,14 @@ def _like_the_first(
         if column.in_steps or column.kind != kind or name in contents:
             return None
         if kind == "bytes":
-            values = Values(np.ones(len(starts), np.int64), np.stack([start, at]))
+            values = FeatureValues(np.ones(len(starts), np.int64), np.stack([start, at]))
         elif kind == "float":
             if ((at - start) % 4).any():
                 return None
-            values = Values((at - start) // 4, _gathered(data, start, at).view("<f4"))
+            values = FeatureValues((at - start) // 4, _gathered(data, start, at).view("<f4"))
         else:
             try:
-                values = Values(*_integers(_gathered(data, start, at), at - start, everyone))
+                values = FeatureValues(*_integers(_gathered(data, start, at), at - start, everyone))
             except Unfit:
                 return None
         contents[name] = Content(everyone, values)
@@ -582,7 +582,7 @@ def _varints(data: Array, at: Array) -> tuple[Array, Array]:
     return value, after
 
 
-def _values(data: Array, starts: Array, ends: Array, record: Array, name: str, kind: str) -> Values:
+def _values(data: Array, starts: Array, ends: Array, record: Array, name: str, kind: str) -> FeatureValues:
     """Return the values of some Features. Raise Unfit if one of them is stored in another way than `kind`."""
     lists = _fields(data, starts, ends, record)
     stored = KINDS.get
@@ -617,7 +617,7 @@ def _values(data: Array, starts: Array, ends: Array, record: Array, name: str, k
         spread = np.zeros(rows, np.int64)
         spread[lists.owner] = counts
         counts = spread
-    return Values(counts, flat)
+    return FeatureValues(counts, flat)
 
 
 def _integers(content: Array, sizes: Array, record: Array) -> tuple[Array, Array]:

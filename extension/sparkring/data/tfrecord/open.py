@@ -63,12 +63,12 @@ class RecordFormat:
     known: frozenset[str] | None
     batched: bool
 
-    def open(self, dataset: Dataset, file: int) -> RecordFile:
+    def open(self, dataset: Dataset, file: int) -> OpenedRecords:
         """Open file number `file` of the data set."""
-        return RecordFile(dataset, self, file)
+        return OpenedRecords(dataset, self, file)
 
 
-class RecordFile:
+class OpenedRecords:
     """A file of records, with those methods of pyarrow's ParquetFile that are needed to read a data set."""
 
     def __init__(self, dataset: Dataset, form: RecordFormat, file: int) -> None:
