@@ -29,8 +29,10 @@ from sparkring.history import (
 )
 from sparkring.history.observer import Observer
 from sparkring.history.record import RunRecord, apply, replay
+from sparkring.notebook.data import readers
 from sparkring.notebook.extension import MAGICS
 from sparkring.views import Quiet
+from sparkring.views.shards import show_readers
 
 
 def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[events.Event]:
@@ -230,6 +232,22 @@ def test_what_data_a_run_has_read():
     file = path / run_store.EVENTS
     file.write_bytes(file.read_bytes()[:-20])
     assert len(run_store.data(path)) == 2
+
+
+def test_the_runs_that_have_read_a_table(capsys):
+    """They are listed by the table's version, whether its name or its path was given, each once."""
+    read = [("db.sales", "9 (aa)"), ("/tables/sales/", "10 (bb)"), ("sales2", "10 (bb)"), ("sales", "cc")]
+    for run, (name, version) in zip("abcd", read, strict=True):
+        opened = [events.DataOpened(0, name, "parquet", version=version, time=100.0, rank=rank) for rank in (0, 1)]
+        save(run, [events.RunStarted(99.0, run, f"cell {run}", "c", 2, "local", "plain", "all"), *opened])
+    found = readers("sales")
+    assert [run_id for run_id, _, _ in found] == ["b", "a", "d"]
+    show_readers("sales", found)
+    shown = capsys.readouterr().out
+    assert "3 saved runs" in shown
+    assert all(text in shown for text in ("10 (bb)", "cell b", "cell d"))
+    with pytest.raises(OptionsError, match="no saved run has read"):
+        readers("ales")
 
 
 def test_only_the_beginning_of_a_run_is_looked_through(monkeypatch):

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from versions import has_petastorm
 
+from sparkring.data import epoch_plan
 from sparkring.data.dataset import DataFile, Dataset, RowGroup, open_dataset
 from sparkring.data.epoch_plan import outlook
 
@@ -77,7 +78,13 @@ def by_hand(counts: Sequence[Sequence[int]], begin: int, end: int) -> tuple[int,
     return len({file for file, _ in places}), len(set(places))
 
 
-def test_shares_are_what_counting_by_hand_gives():
+@pytest.fixture
+def large(monkeypatch):
+    """Files count as large, whatever their sizes."""
+    monkeypatch.setattr(epoch_plan, "WHOLE_BYTES", -1)
+
+
+def test_shares_are_what_counting_by_hand_gives(large):
     """Each rank's rows, bytes, files and row groups, and the requests, are right for hundreds of layouts."""
     for counts, size, batch_size in layouts(300):
         found = outlook(laid_out(counts), size, batch_size)
@@ -136,10 +143,17 @@ def test_the_busiest_folder_is_the_one_that_is_throttled():
 @pytest.mark.parametrize(
     ("columns", "runs"), [(None, 1), (["a", "b"], 1), (["a", "c", "d"], 2), (["d", "b"], 2), (["c", "b"], 1)]
 )
-def test_columns_that_lie_apart_are_asked_for_apart(written, columns, runs):
+def test_columns_that_lie_apart_are_asked_for_apart(written, large, columns, runs):
     """One request fetches columns that lie side by side in the file, even if they are chosen in another order."""
     data = open_dataset(written([[10, 10], [5]]), columns)
     assert outlook(data, 1, 1).requests.per_epoch == 3 * runs
+
+
+def test_a_small_file_is_asked_for_once_by_each_rank_that_reads_it(written):
+    data = open_dataset(written([[10, 10], [5]]), ["a", "c"])
+    assert outlook(data, 1, 1).requests.per_epoch == 2
+    assert outlook(data, 5, 1).requests.per_epoch == 5
+    assert outlook(data, 2, 1).requests.per_epoch == 3
 
 
 def test_columns_that_the_path_gives_cost_nothing(tmp_path):

@@ -943,6 +943,21 @@ def test_requests_before_the_first_batch_do_not_grow_with_the_files(monkeypatch,
         memory.rm("/many", recursive=True)
 
 
+def test_ranks_that_read_all_footers_are_told(numbered, monkeypatch, capsys):
+    """The first rank says it, if there are many files in an object store."""
+    memory = fsspec.filesystem("memory")
+    monkeypatch.setattr(module, "MANY_FOOTERS", 12)
+    try:
+        for path in numbered.iterdir():
+            memory.pipe(f"/numbered/{path.name}", path.read_bytes())
+        for here, size, is_told in (("memory://numbered", 4, 1), ("memory://numbered", 3, 0), (numbered, 4, 0)):
+            monkeypatch.setattr(module.world, "_current", module.world.World(0, size))
+            shards(here, 10)
+            assert capsys.readouterr().err.count("in the notebook instead") == is_told
+    finally:
+        memory.rm("/numbered", recursive=True)
+
+
 def test_a_remote_file_that_was_rewritten(numbered):
     memory = fsspec.filesystem("memory")
     try:

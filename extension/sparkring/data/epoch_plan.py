@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkring.data.plan import Remainder, plan
+from sparkring.data.reader import WHOLE_BYTES
 
 if TYPE_CHECKING:
     from sparkring.data.dataset import DataFile, Dataset
@@ -33,7 +34,8 @@ class RankShare(NamedTuple):
 class Requests(NamedTuple):
     """The number of GET requests that a data set in an object store needs: `opening` for the footers, then `per_epoch`.
 
-    In an epoch, each rank makes one request for each series of adjacent columns in each row group that it reads from.
+    In an epoch, each rank makes one request for each small file that it reads from, and one for each series of adjacent
+    columns in each row group of other files.
     Readers that fetch in smaller pieces, or open each file again for every epoch, make more requests. `folder` is the
     folder that receives the most requests, and `busiest` is the number of these requests in an epoch.
     """
@@ -138,26 +140,27 @@ def _whole_files(files: Sequence[DataFile], batch_size: int) -> RankShare:
 
 
 def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Requests:
-    # A row group is requested by the rank that reads the group's first row, and by each rank whose shard begins later
-    # in the group.
+    # A row group, or a small file, is requested by the rank that reads its first row, and by each rank whose shard
+    # begins later in it.
     inside = iter(sorted({begin for begin, end in stretches if end > begin}))
     begin, next_cut = 0, next(inside, None)
     by_folder: Counter[str] = Counter()
+    runs = _column_runs(dataset)
     for file in dataset.files:
-        folder = file.path.rpartition("/")[0]
-        for group in file.row_groups:
-            end = begin + group.rows
-            asked = 1 if group.rows else 0
+        folder, whole = file.path.rpartition("/")[0], file.size_bytes <= WHOLE_BYTES
+        rows = sum(group.rows for group in file.row_groups)
+        for part in [rows] if whole else [group.rows for group in file.row_groups]:
+            end = begin + part
+            asked = 1 if part else 0
             while next_cut is not None and next_cut < end:
                 asked += next_cut > begin
                 next_cut = next(inside, None)
-            by_folder[folder] += asked
+            by_folder[folder] += asked if whole else runs * asked
             begin = end
-    runs = _column_runs(dataset)
     folder, busiest = by_folder.most_common(1)[0] if by_folder else ("", 0)
     # To count records, whole files of small records are read.
     opening = len(dataset.files) if dataset.form is None else max(len(dataset.files), dataset.row_groups)
-    return Requests(opening, runs * by_folder.total(), runs * busiest, folder)
+    return Requests(opening, by_folder.total(), busiest, folder)
 
 
 def _column_runs(dataset: Dataset) -> int:

@@ -189,15 +189,20 @@ class _Files:
     def passing(self, number: int, row_group: int) -> Iterator[pa.RecordBatch]:
         """Yield the chosen columns of a row group of file `number`, in batches, without the rows that are dropped."""
         dataset, file = self._dataset, self._file(number)
-        group = dataset.files[number].row_groups[row_group]
+        known_file = dataset.files[number]
+        group = known_file.row_groups[row_group]
         row_bytes = max(1.0, group.stored_bytes / max(1, group.rows_in_file))
         rows = int(max(1, min(READ_ROWS, READ_BYTES / row_bytes)))
         there = file.schema_arrow.names
-        known_file = dataset.files[number]
         keys, types = dict(known_file.partitions), dataset.stored_schema
         stored = [name for name in dataset.reads if dataset.stored(name) in there]
         # If all columns come from the file's path, the file's first column is read to find the number of rows.
         columns = list(map(dataset.stored, stored)) or there[:1]
+        # The names and types of a table can differ from those in its files.
+        differs = dataset.table_version is not None and any(
+            dataset.stored(name) != name or file.schema_arrow.field(name).type != types.field(name).type
+            for name in stored
+        )
         kept, at = known_file.remaining(row_group) if known_file.deleted else None, 0
         # With threads, Arrow decodes each column in its own thread. For a single column, a thread would only cost time.
         threads = len(columns) > 1 and pa.cpu_count() > 1
@@ -205,9 +210,9 @@ class _Files:
             if kept is not None:
                 kept_here, at = kept[at : at + len(batch)], at + len(batch)
                 batch = batch.filter(pa.array(kept_here))
-            if keys or dataset.table_version is not None:
+            if keys or differs:
                 known = {name: batch.column(dataset.stored(name)) for name in stored}
-                if dataset.table_version is not None:  # the table's types can differ from those in the file
+                if differs:
                     known = {name: column.cast(types.field(name).type) for name, column in known.items()}
                 for name in dataset.reads:
                     if name not in known:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 SHUFFLED_ROWS = 65_536
 SHUFFLED_BYTES = 16_000_000  # by default, a window holds at most SHUFFLED_ROWS rows and SHUFFLED_BYTES bytes
 SHUFFLED_GROUPS = 32  # and, in remote storage, the rows of about this number of row groups
+MANY_FOOTERS = 2_000  # ranks that read this many remote footers together are told how to read them once
 PROBED_ROWS = 16  # the number of rows from which `spec` is found
 # With a transform, this number of batches is read ahead for each of the buffers that `prefetch` asks for.
 TRANSFORMED_AHEAD = 8
@@ -162,6 +163,7 @@ def shards(
     groups = groups_of(columns)
     names = None if groups is None else [name for group in groups.values() for name in members_of(group)]
     dataset = _open(source, names, where, cache, version, timestamp)
+    _advise(dataset)
     if groups is None:
         groups = {name: name for name in dataset.columns}
     caller: Caller = "shards" if dataset.form is None else "tfrecords"
@@ -649,6 +651,17 @@ class Shards:
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process reports its own progress, and makes the plan again, which is quick.
         return {**self.__dict__, "_progress": None, "_planned": None}
+
+
+def _advise(dataset: Dataset) -> None:
+    """On the first of several ranks, say that each of them has asked an object store for the footers of many files."""
+    here = world.world()
+    footers = here.size * len(dataset.files)
+    if here.size > 1 and here.rank == 0 and footers >= MANY_FOOTERS and not dataset.local:
+        tell(
+            f"each of {here.size:,} ranks has read the footers of {len(dataset.files):,} files of {dataset.name}: call "
+            "shards() in the notebook instead of in the cell, and they are read once"
+        )
 
 
 def _nulls(dataset: Dataset, making: Making) -> frozenset[str]:

@@ -329,17 +329,25 @@ def first(path: Path) -> RunStarted:
 
 def data(path: Path) -> list[str]:
     """Return the names of the data sets that a saved run has opened. Only the beginning of a long run is searched."""
+    return list(dict.fromkeys(data_set.name for data_set in opened_data(path)))
+
+
+def opened_data(path: Path) -> list[events.DataOpened]:
+    """Return the data sets that a saved run has opened, each with the rank that opened it first.
+
+    Only the beginning of a long run is searched.
+    """
     with (path / EVENTS).open("rb") as file:
         seen = file.read(LOOKED_THROUGH_BYTES)
     begin = f'{{"type": "{events.DataOpened.__name__}",'.encode()
     opened = [line for line in seen.split(b"\n")[:-1] if line.startswith(begin)]
-    names: dict[str, None] = {}
+    data_sets: dict[tuple[str, str, str], events.DataOpened] = {}
     for line in opened[:DATA_LINES]:
-        try:
-            names[json.loads(line)["name"]] = None
-        except (KeyError, TypeError, ValueError):
-            pass  # the line is damaged
-    return list(names)
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # the line is damaged
+            event = events.from_json(json.loads(line))
+            if isinstance(event, events.DataOpened):
+                data_sets.setdefault((event.name, event.version, event.where), event)
+    return list(data_sets.values())
 
 
 def last(path: Path) -> events.RunFinished | None:

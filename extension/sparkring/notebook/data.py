@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sparkring.engine.run.option_types import columns, number_of_ranks, positive_count
+from sparkring.errors import OptionsError
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import Option, OptionsTable
 from sparkring.notebook.sources import suggest_sources, value_of
@@ -16,6 +17,8 @@ _HELP = """Preview which rows of a data set each rank will read, before you star
     %shards "s3://bucket/events/day=*/" -n 8 --columns speed,label --where "speed > 3" --epochs 100
     %shards frame -n 4          a Spark DataFrame in the notebook; it is first written to the cache
     %shards train               a variable that holds the result of sparkring.shards(…)
+    %shards sales --version 17  a Delta table by its name or path
+    %shards --find sales        the saved runs that have read it
 
 The preview reads only the footers of the files, and the columns that a filter names. It compares two ways to divide
 the rows. sparkring.shards() divides them evenly: ranks differ by at most one row and take the same number of steps.
@@ -62,6 +65,7 @@ OPTIONS = OptionsTable(
         choices=("drop", "pad", "join"),  # written out, because importing data.plan imports NumPy, which is slow
         help="what to do with the last rows: leave them out (drop), pad their batches, or make smaller batches (join)",
     ),
+    Option("--find", action="store_true", help="list the saved runs that have read the data or table, by its version"),
     Option(
         "--epochs",
         type=positive_count,
@@ -72,12 +76,36 @@ OPTIONS = OptionsTable(
 )
 
 
+def readers(name: str) -> list[tuple[str, Any, Any]]:
+    """Return the saved runs that have read a data set, by its version, newest first; see show_readers()."""
+    from sparkring.history import run_store
+
+    def order(version: str) -> tuple[int, str]:
+        """Return what sorts versions: those of tables by their numbers."""
+        number = version.partition(" ")[0]
+        return int(number) if number.isdecimal() and " " in version else -1, version
+
+    wanted = name.rstrip("/")
+    runs = [
+        (path.name, run_store.first(path), opened)
+        for path in run_store.saved()
+        for opened in run_store.opened_data(path)
+        if (known := opened.name.rstrip("/")) == wanted or known.endswith((f"/{wanted}", f".{wanted}"))
+    ]
+    if not runs:
+        raise OptionsError(f"%shards --find {name}: no saved run has read data of this name; %runs lists the runs.")
+    return sorted(runs, key=lambda run: order(run[2].version), reverse=True)
+
+
 def _shards(shell: Any, line: str) -> None:
     from sparkring.data.preview import preview
     from sparkring.engine.run import gang_selection
-    from sparkring.views.shards import show_shards
+    from sparkring.views.shards import show_readers, show_shards
 
     given = OPTIONS.parse(line)
+    if given.pop("find"):
+        show_readers(given["source"], readers(given["source"]))
+        return
     source, size = given.pop("source"), given.pop("size") or gang_selection.default_np()
     show_shards(preview(value_of(shell, source), source, abs(size), **given))
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sparkring.data.epoch_plan import GETS_PER_S, USD_PER_GET, Outlook
 from sparkring.history.describe import counted, dotted, duration, first_line, named, rank_list, rank_numbers, size, span
+from sparkring.history.events import DataOpened, RunStarted
 from sparkring.history.lines import plain
 from sparkring.views.markup import RANK_COLOURS, advised, enclosed, svg, text
-from sparkring.views.tables import bare_table, show, table_text
+from sparkring.views.tables import bare_table, show, table_text, titled_html
 
 ROWS_SHOWN = 32  # if there are more ranks, each line of the table and of a picture stands for several ranks
 BAND, LABEL, NUMBERS, PITCH, TALL = 260, 84, 110, 17, 13  # measures of a picture, in pixels
@@ -60,6 +62,24 @@ def shards_text(outlook: Outlook) -> str:
         "\n".join(f"→ {plain(line)}" for line in advice(outlook)),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def show_readers(name: str, runs: Sequence[tuple[str, RunStarted, DataOpened]]) -> None:
+    """Show which saved runs have read a data set: their ids, how they began, and what they have opened."""
+    rows = [
+        (
+            opened.version or "?",
+            run_id,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(started.time)),
+            counted(opened.rows, "row"),
+            first_line(opened.where, 60),
+            first_line(started.title, 60),
+        )
+        for run_id, started, opened in runs
+    ]
+    headers = ("version", "run", "began", "read", "where", "cell")
+    title = f"{counted(len({run_id for run_id, *_ in runs}), 'saved run')} read {first_line(name, 120)}"
+    show(f"{title}\n\n{table_text(headers, rows)}", lambda: titled_html(title, "", headers, rows))
 
 
 # ── Words ─────────────────────────────────────────────────────────────────────
