@@ -48,7 +48,7 @@ class TableFile(NamedTuple):
     deleted: bytes
 
 
-class Table(NamedTuple):
+class DeltaVersion(NamedTuple):
     """A version of a Delta table. `stored_as` has the name in the files of each column that is renamed in the table."""
 
     version: int
@@ -57,7 +57,9 @@ class Table(NamedTuple):
     files: tuple[TableFile, ...]
 
 
-def read_table(place: Location, version: int | None = None, timestamp: str | datetime.datetime | None = None) -> Table:
+def read_table(
+    place: Location, version: int | None = None, timestamp: str | datetime.datetime | None = None
+) -> DeltaVersion:
     """Read the newest version of a Delta table, version number `version`, or the newest one at the time `timestamp`.
 
     A time without a time zone is in the zone of this process. Raise DataError if the table has no such version, or if
@@ -106,7 +108,7 @@ def read_table(place: Location, version: int | None = None, timestamp: str | dat
         ) from error
 
 
-def _table(place: Location, table: Any) -> Table:
+def _table(place: Location, table: Any) -> DeltaVersion:
     protocol, metadata = table.protocol(), table.metadata()
     unknown = sorted({*(protocol.reader_features or ())} - _FEATURES)
     if unknown or protocol.min_reader_version > 3:
@@ -155,7 +157,7 @@ def _table(place: Location, table: Any) -> Table:
         raise DataError(
             f"{place.written} has deletion vectors that fit none of its files, such as {next(iter(deleted))}."
         )
-    return Table(table.version(), schema, stored_as, tuple(sorted(files, key=operator.attrgetter("path"))))
+    return DeltaVersion(table.version(), schema, stored_as, tuple(sorted(files, key=operator.attrgetter("path"))))
 
 
 def packed(deleted: Any) -> bytes:

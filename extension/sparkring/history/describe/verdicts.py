@@ -71,7 +71,7 @@ class Verdict(NamedTuple):
     cores: int = 0
 
 
-class _Shares(NamedTuple):
+class _TimeShares(NamedTuple):
     """The shares of a rank's time: waiting for others, of that after it had finished, for a free core, and the rest."""
 
     waits: float
@@ -151,14 +151,14 @@ def _slow_rank(ranks: Sequence[RankRecord], spent: Sequence[TimeSpent]) -> Verdi
     return Verdict("slow rank", share, who, ratio, place, part, after > share / 2, threads)
 
 
-def _shares(ranks: Sequence[RankRecord], spent: Sequence[TimeSpent]) -> list[_Shares]:
+def _shares(ranks: Sequence[RankRecord], spent: Sequence[TimeSpent]) -> list[_TimeShares]:
     """Return the shares of each rank's time until the last rank ends. The ranks that have finished wait for it."""
     longest_s = max(report.elapsed_s for report in spent)
     ended = [rank.state == "finished" for rank in ranks]
     return _shares_of(spent, [ended[at] * (longest_s - report.elapsed_s) for at, report in enumerate(spent)])
 
 
-def _shares_of(spent: Sequence[TimeSpent], after_s: Sequence[float]) -> list[_Shares]:
+def _shares_of(spent: Sequence[TimeSpent], after_s: Sequence[float]) -> list[_TimeShares]:
     """Return the shares of each rank's time. Of the start, only what it takes longer than the shortest start counts.
 
     In a short run, imports would otherwise be most of it. `after_s` is how long each rank has waited since it finished.
@@ -175,7 +175,7 @@ def _shares_of(spent: Sequence[TimeSpent], after_s: Sequence[float]) -> list[_Sh
         queued_s = report.awake_s * report.queued_s / max(0.001, report.cpu_s + report.queued_s)
         own_s = run_s - queued_s + own_start_s - min(own_starts_s)
         of_whole = ((waited_s + end_s) / whole_s, end_s / whole_s, queued_s / whole_s, own_s / whole_s)
-        shares.append(_Shares(*of_whole, whole_s))
+        shares.append(_TimeShares(*of_whole, whole_s))
     return shares
 
 
