@@ -72,7 +72,10 @@ class Verdict(NamedTuple):
 
 
 class _Shares(NamedTuple):
-    """The shares of a rank's time: waiting for others, of that after it had finished, for a free core, and the rest."""
+    """The shares of a rank's time: waiting for others, of that after it had finished, for a free core, its own part.
+
+    What is not known belongs to none of them.
+    """
 
     waits: float
     after: float
@@ -169,7 +172,7 @@ def _shares_of(spent: Sequence[TimeSpent], after_s: Sequence[float]) -> list[_Sh
     for report, start_s, own_start_s, end_s in zip(spent, starts_s, own_starts_s, after_s, strict=True):
         whole_s = sum(report.phases.values()) - min(starts_s) + end_s or 1.0
         waited_s = sum(report.phases.get(name, 0.0) for name in WAITS)
-        run_s = sum(report.phases.values()) - start_s - waited_s
+        run_s = sum(report.phases.values()) - start_s - waited_s - report.phases.get("other", 0.0)
         # A collective can wait for a core, too. So of the time in which the rank's own part could run, what counts as
         # running is the usual part.
         queued_s = report.awake_s * report.queued_s / max(0.001, report.cpu_s + report.queued_s)
