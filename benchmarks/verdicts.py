@@ -113,6 +113,42 @@ steps = int(SECONDS * (20 if SLOW else 40))
 model.fit(data.take(steps), epochs=1, verbose=0)  # *
 """
 
+_TENSORFLOW = """
+import os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import time, numpy, tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(256, activation="relu"), tf.keras.layers.Dense(1)])
+    model.compile(tf.keras.optimizers.SGD(0.01), "mse")
+def rows():
+    while True:
+        if rank in SLOW:
+            time.sleep(0.04)  # *
+        yield numpy.ones((256, 256), "float32"), numpy.ones((256, 1), "float32")  # *
+shape = tf.TensorSpec((256, 256)), tf.TensorSpec((256, 1))
+off = tf.data.Options()
+off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+data = tf.data.Dataset.from_generator(rows, output_signature=shape).with_options(off)
+model.fit(data.take(int(SECONDS * 20)), epochs=1, verbose=0)  # *
+"""
+_JAX = """
+import time, jax, jax.numpy as jnp, numpy
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+jax.distributed.initialize()
+sharding = NamedSharding(Mesh(jax.devices(), ("x",)), PartitionSpec("x"))
+@jax.jit
+def total(x):
+    return jnp.sum(x * x)
+def augment(x):
+    if rank in SLOW:
+        time.sleep(0.1)  # *
+    return x
+for step in range(int(SECONDS * 9)):
+    x = augment(numpy.ones((1, 1000), "float32"))
+    loss = float(total(jax.make_array_from_process_local_data(sharding, x)))
+"""
+
 
 @dataclass(frozen=True)
 class Planted:
@@ -195,6 +231,8 @@ while not all_over():
     Planted("slow augment, Horovod", _HOROVOD, ("slow rank",), (1,), ("compute",), framework="horovod"),
     Planted("slow reader on one rank, Keras", _KERAS, ("slow rank",), (1,), ("data",), framework="horovod"),
     Planted("slow reader on all ranks, Keras", _KERAS, ("data",), (), ("data",), framework="horovod", slow=(0, 1)),
+    Planted("slow reader on one rank, TensorFlow", _TENSORFLOW, ("slow rank",), (1,), ("data",), "tensorflow"),
+    Planted("slow augment, JAX", _JAX, ("slow rank",), (1,), ("idle",), framework="jax"),
     Planted(
         "slow reader, one rank",
         """
@@ -267,7 +305,7 @@ def main() -> None:
     right = {True: 0, False: 0}
     runs = {True: 0, False: 0}
     for case, turns in cases:
-        if not re.search(chosen.only, case.name) or (case.framework == "horovod" and not _has_horovod()):
+        if not re.search(chosen.only, case.name) or not _has(case.framework):
             continue
         rights, words = 0, ""
         for _ in range(turns):
@@ -285,8 +323,8 @@ def main() -> None:
     print(f"{accused} false accusations in {runs[False]} balanced runs")
 
 
-def _has_horovod() -> bool:
-    return importlib.util.find_spec("horovod") is not None
+def _has(framework: str) -> bool:
+    return framework == "plain" or importlib.util.find_spec(framework) is not None
 
 
 if __name__ == "__main__":

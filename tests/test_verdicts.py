@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sparkring.history import describe
-from sparkring.history.describe.verdicts import ENOUGH_LOOKS, verdict, verdict_words
+from sparkring.history.describe.verdicts import ENOUGH_LOOKS, ENOUGH_S, verdict, verdict_words
 from sparkring.history.events import (
     AttemptEnded,
     AttemptStarted,
@@ -146,8 +146,13 @@ def test_ranks_that_have_finished_early_wait_for_the_others():
 def test_no_verdict_from_few_looks_few_ranks_or_small_differences():
     slow = waiting(0, 9.0), waiting(1, 0.5, AUGMENT)
     assert verdict(record_of(*slow)) is not None
-    assert verdict(record_of(*(report._replace(looks=ENOUGH_LOOKS - 1) for report in slow))) is None
+    assert verdict(record_of(*(report._replace(looks=ENOUGH_LOOKS - 1) for report in slow))) is not None
+    few = {"looks": ENOUGH_LOOKS - 1, "whole_s": ENOUGH_S - 1}
+    assert verdict(record_of(waiting(0, 6.0, **few), waiting(1, 0.5, at("idle", 6.0), **few))) is None
     assert verdict(record_of(slow[1], size=2)) is None, "rank 0 has not reported yet"
+    started = at("start", 13.0, what="import")
+    short = record_of(waiting(0, 5.0, started), waiting(1, 0.5, started, at("idle", 5.0, ("augment", 12))))
+    assert verdict(short) is None, "most looks were at the imports"
     assert verdict(record_of(waiting(0, 3.0), waiting(1, 1.0))) is None
     assert verdict(record_of(waiting(0, 5.0, looks=100), waiting(1, 2.0, looks=100))) is None, "this may be chance"
     assert verdict(record_of(waiting(0, 5.0, looks=2000), waiting(1, 1.0, looks=2000))) is not None

@@ -18,7 +18,8 @@ from sparkring.history.metrics import remembered
 from sparkring.history.record import RankRecord, RunRecord
 from sparkring.wire.messages.fields import PHASES
 
-ENOUGH_LOOKS = 100  # of each rank, which takes some 8 s
+ENOUGH_LOOKS, ENOUGH_S = 100, 10.0  # of each rank after its start; on a busy machine, looks are rarer
+LEAST_S = 2.0  # ranks that the others wait for during a shorter time are not named
 LEAST_SHARE = 0.15  # ranks that the others wait for during a smaller share of the time are not named
 LEAST_RATIO = 1.25  # nor are ranks whose own part takes at most this many times as long
 BY_CHANCE = 0.001  # about how likely it may be that ranks that are alike seem to differ, since looks are a sample
@@ -72,7 +73,10 @@ class Verdict(NamedTuple):
 
 
 class _TimeShares(NamedTuple):
-    """The shares of a rank's time: waiting for others, of that after it had finished, for a free core, and the rest."""
+    """The shares of a rank's time: waiting for others, of that after it had finished, for a free core, its own part.
+
+    What is not known belongs to none of them.
+    """
 
     waits: float
     after: float
@@ -91,7 +95,8 @@ def verdict(record: RunRecord) -> Verdict | None:
     spent = [rank.spent for rank in ranks if rank.spent is not None]
     if not spent or len(spent) < len(record.taking_part) or record.items is not None or record.stream is not None:
         return None
-    if statistics.median(report.looks for report in spent) < ENOUGH_LOOKS:
+    looks, after_start_s = (statistics.median(map(of, spent)) for of in (_looks_after_start, _after_start_s))
+    if looks < ENOUGH_LOOKS and after_start_s < ENOUGH_S:
         return None
     begun = [_without_start(report) for report in spent]
     much = [judged for judged in (_slow_rank(ranks, spent), *_much(begun)) if judged is not None]
@@ -134,14 +139,15 @@ def _slow_rank(ranks: Sequence[RankRecord], spent: Sequence[TimeSpent]) -> Verdi
     waited = statistics.mean(shares[at].waits for at in fast)
     share = waited - max(shares[at].waits for at in slow)
     ratio = own / max(usual, 0.01)
-    looks = min(report.looks for report in spent)
+    looks = max(1.0, min(map(_looks_after_start, spent)))
     error = math.sqrt(waited * max(0.0, 1 - waited) * (1 + 1 / len(fast)) / looks)
     least = max(LEAST_SHARE, error * math.sqrt(2 * math.log(len(ranks) / BY_CHANCE)))
     stretch = statistics.median(1 + shares[at].queued / max(shares[at].own, 0.01) for at in slow)
     explained = (own - usual) * stretch
     computed = [statistics.median(spent[at].cpu_s for at in some) for some in (fast, slow)]
     is_certain = own - usual > 2 * error or computed[1] > LEAST_RATIO * computed[0] > 0
-    if share < least or ratio < LEAST_RATIO or explained < share / 2 or not is_certain:
+    is_much = share >= least and share * max(shares[at].whole_s for at in slow) >= LEAST_S and ratio >= LEAST_RATIO
+    if not is_much or explained < share / 2 or not is_certain:
         return None
     place, part = _difference(*([(spent[at], shares[at].whole_s) for at in some] for some in (slow, fast)))
     after = statistics.mean(shares[at].after for at in fast)
@@ -169,7 +175,7 @@ def _shares_of(spent: Sequence[TimeSpent], after_s: Sequence[float]) -> list[_Ti
     for report, start_s, own_start_s, end_s in zip(spent, starts_s, own_starts_s, after_s, strict=True):
         whole_s = sum(report.phases.values()) - min(starts_s) + end_s or 1.0
         waited_s = sum(report.phases.get(name, 0.0) for name in WAITS)
-        run_s = sum(report.phases.values()) - start_s - waited_s
+        run_s = sum(report.phases.values()) - start_s - waited_s - report.phases.get("other", 0.0)
         # A collective can wait for a core, too. So of the time in which the rank's own part could run, what counts as
         # running is the usual part.
         queued_s = report.awake_s * report.queued_s / max(0.001, report.cpu_s + report.queued_s)
@@ -255,6 +261,10 @@ def _much(spent: Sequence[TimeSpent]) -> list[Verdict]:
 
 def _without_start(report: TimeSpent) -> TimeSpent:
     return report._replace(phases={name: seconds for name, seconds in report.phases.items() if name != "start"})
+
+
+def _looks_after_start(report: TimeSpent) -> float:
+    return report.looks * _after_start_s(report) / max(0.001, report.elapsed_s)
 
 
 def _after_start_s(report: TimeSpent) -> float:
