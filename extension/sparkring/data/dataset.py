@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from sparkring.data.delta import LOG, Table, read_table, table_of, unpacked
+from sparkring.data.delta import LOG, DeltaVersion, read_table, table_of, unpacked
 from sparkring.data.folders import on_credentials, storage_errors
 from sparkring.data.where import Where, compile_where, nearest
 from sparkring.errors import DataError, PathError
@@ -567,14 +567,18 @@ def _check_equal(schemas: Sequence[pa.Schema], names: Sequence[str], wanted: Seq
                 )
 
 
-def _constants(table: Table, partitions: Sequence[tuple[str, Any]], footer: _Footer) -> tuple[tuple[str, Any], ...]:
+def _constants(
+    table: DeltaVersion, partitions: Sequence[tuple[str, Any]], footer: _Footer
+) -> tuple[tuple[str, Any], ...]:
     """Return the columns of a table that have one value in a file: partition columns, and those that it lacks."""
     values, stored = dict(partitions), set(footer.schema.names)
     lacking = [name for name in table.schema.names if table.stored_as.get(name, name) not in stored]
     return (*values.items(), *((name, None) for name in lacking if name not in values))
 
 
-def _check_castable(table: Table, footers: Sequence[_Footer], files: Sequence[_File], wanted: Sequence[str]) -> None:
+def _check_castable(
+    table: DeltaVersion, footers: Sequence[_Footer], files: Sequence[_File], wanted: Sequence[str]
+) -> None:
     """Raise DataError unless the values of the `wanted` columns can become those of the table's types."""
     checked = set()
     for footer, file in zip(footers, files, strict=True):

@@ -36,7 +36,7 @@ _FEATURES = {
 _OLDEST_PYARROW = 14  # the first version that takes the schema and the tables of deltalake
 
 
-class TableFile(NamedTuple):
+class DeltaFile(NamedTuple):
     """A file of a table. `partitions` has the values of the partition columns, which the file itself need not have.
 
     `deleted` says which rows were deleted, as packed() returns it; it is empty if none were.
@@ -48,16 +48,18 @@ class TableFile(NamedTuple):
     deleted: bytes
 
 
-class Table(NamedTuple):
+class DeltaVersion(NamedTuple):
     """A version of a Delta table. `stored_as` has the name in the files of each column that is renamed in the table."""
 
     version: int
     schema: pa.Schema
     stored_as: Mapping[str, str]
-    files: tuple[TableFile, ...]
+    files: tuple[DeltaFile, ...]
 
 
-def read_table(place: Location, version: int | None = None, timestamp: str | datetime.datetime | None = None) -> Table:
+def read_table(
+    place: Location, version: int | None = None, timestamp: str | datetime.datetime | None = None
+) -> DeltaVersion:
     """Read the newest version of a Delta table, version number `version`, or the newest one at the time `timestamp`.
 
     A time without a time zone is in the zone of this process. Raise DataError if the table has no such version, or if
@@ -106,7 +108,7 @@ def read_table(place: Location, version: int | None = None, timestamp: str | dat
         ) from error
 
 
-def _table(place: Location, table: Any) -> Table:
+def _table(place: Location, table: Any) -> DeltaVersion:
     protocol, metadata = table.protocol(), table.metadata()
     unknown = sorted({*(protocol.reader_features or ())} - _FEATURES)
     if unknown or protocol.min_reader_version > 3:
@@ -150,12 +152,12 @@ def _table(place: Location, table: Any) -> Table:
                 "Spark, and pass the DataFrame."
             )
         path = posixpath.join(place.path, unquote(encoded))
-        files.append(TableFile(path, size_bytes, tuple(keys.items()), deleted.pop(encoded, b"")))
+        files.append(DeltaFile(path, size_bytes, tuple(keys.items()), deleted.pop(encoded, b"")))
     if deleted:  # rows of some file are deleted, but it is not known of which
         raise DataError(
             f"{place.written} has deletion vectors that fit none of its files, such as {next(iter(deleted))}."
         )
-    return Table(table.version(), schema, stored_as, tuple(sorted(files, key=operator.attrgetter("path"))))
+    return DeltaVersion(table.version(), schema, stored_as, tuple(sorted(files, key=operator.attrgetter("path"))))
 
 
 def packed(deleted: Any) -> bytes:
