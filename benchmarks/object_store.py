@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
 
 def opening(effort: Effort) -> list[Row]:
-    files, ranks = (200, 16) if effort.quick else (1000, 64)
+    files, ranks = (200, 32) if effort.quick else (1000, 64)
     with _server(files):
         data, opened = _opened(shuffle=True)
         ours = _ranks(data, ranks)

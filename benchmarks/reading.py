@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ PYARROW = "pyarrow's iter_batches, stacked"
 PETASTORM, BY_HAND = "Petastorm", "hand-written tf.data"
 FASTER, NEAR_PYARROW = Goal(5, at_least=True, ratio=True), Goal(0.6, at_least=True, ratio=True)
 NO_SLOWER, SCALES = Goal(1, at_least=True, ratio=True), Goal(1.7, at_least=True, ratio=True)
+NEAR_FILES = Goal(0.95, at_least=True, ratio=True)
 SOON, FLAT = Goal(0.5), Goal(20)
 FILES, ROW_GROUP = 8, 32_768
 
@@ -61,6 +63,41 @@ def parquet(effort: Effort) -> list[Row]:
             told = f"{name}: .as_numpy(), second epoch"
             found.append(turns.row(told, "rows/s", "as_numpy-rate", PYARROW, goal=NEAR_PYARROW))
     return found
+
+
+def delta(effort: Effort) -> list[Row]:
+    """Read the current files of a Delta table, with shards() and with pyarrow alone, in this process."""
+    import deltalake
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from sparkring import shards
+
+    rows = 100_000 if effort.quick else 1_000_000
+    with tempfile.TemporaryDirectory() as folder:
+        table = pa.table({f"c{number}": np.random.default_rng(number).random(rows, "f4") for number in range(10)})
+        properties = deltalake.WriterProperties(max_row_group_size=ROW_GROUP)
+        for begin in range(0, rows, rows // FILES):
+            part = table.slice(begin, rows // FILES)
+            deltalake.write_deltalake(folder, part, mode="append", writer_properties=properties)
+        files = sorted(deltalake.DeltaTable(folder).file_uris())
+        data = shards(folder, 1024, shuffle=False, remainder="join", rank=0, size=1)
+        data.spec  # noqa: B018 - found before a launch
+
+        def alone() -> Iterator[dict[str, Any]]:
+            for file in files:
+                for batch in pq.ParquetFile(file).iter_batches(1024):
+                    yield {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
+
+        def rate(batches: Iterator[dict[str, Any]]) -> Measured:
+            begun = time.perf_counter()
+            assert sum(len(batch["c0"]) for batch in batches) == rows
+            return {"rate": rows / (time.perf_counter() - begun)}
+
+        turns = Turns(2 * effort.runs, {US: lambda: rate(data.as_numpy()), PYARROW: lambda: rate(alone())})
+        what = f"a Delta table of {rows:,} rows × 10 float32: .as_numpy()"
+        return [turns.row(what, "rows/s", "rate", PYARROW, goal=NEAR_FILES)]
 
 
 def together(effort: Effort) -> list[Row]:

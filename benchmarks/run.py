@@ -78,6 +78,7 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "tunnel": tunnel.ways,
     "connect": connect.sessions,
     "reading": reading.parquet,
+    "delta": reading.delta,
     "together": reading.together,
     "tfrecord": reading.tfrecord,
     "object-store": object_store.opening,

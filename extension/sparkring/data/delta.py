@@ -36,7 +36,7 @@ _FEATURES = {
 _OLDEST_PYARROW = 14  # the first version that takes the schema and the tables of deltalake
 
 
-class TableFile(NamedTuple):
+class DeltaFile(NamedTuple):
     """A file of a table. `partitions` has the values of the partition columns, which the file itself need not have.
 
     `deleted` says which rows were deleted, as packed() returns it; it is empty if none were.
@@ -54,7 +54,7 @@ class DeltaVersion(NamedTuple):
     version: int
     schema: pa.Schema
     stored_as: Mapping[str, str]
-    files: tuple[TableFile, ...]
+    files: tuple[DeltaFile, ...]
 
 
 def read_table(
@@ -152,7 +152,7 @@ def _table(place: Location, table: Any) -> DeltaVersion:
                 "Spark, and pass the DataFrame."
             )
         path = posixpath.join(place.path, unquote(encoded))
-        files.append(TableFile(path, size_bytes, tuple(keys.items()), deleted.pop(encoded, b"")))
+        files.append(DeltaFile(path, size_bytes, tuple(keys.items()), deleted.pop(encoded, b"")))
     if deleted:  # rows of some file are deleted, but it is not known of which
         raise DataError(
             f"{place.written} has deletion vectors that fit none of its files, such as {next(iter(deleted))}."

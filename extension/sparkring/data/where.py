@@ -85,7 +85,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return f"the columns are {shown}{', …' if len(names) > 12 else ''}."
 
 
-class _FilterToken(NamedTuple):
+class _Translated(NamedTuple):
     """A part of Python's text, and where its origin is in the filter."""
 
     text: str
@@ -101,7 +101,7 @@ class _Reader:
         self._is_sql = False  # whether the filter has operators that only SQL has, or in upper case
         self._quoted: list[str] = []  # the names in backticks, in Python's text called _column_0_, _column_1_, …
         self._translated = ""  # Python's text, and where in it each token begins
-        self._begins: list[tuple[int, _FilterToken]] = []
+        self._begins: list[tuple[int, _Translated]] = []
 
     def expression(self) -> pc.Expression:
         try:
@@ -132,7 +132,7 @@ class _Reader:
 
     def _python(self) -> str:
         """Return the filter with Python's operators and names."""
-        tokens: list[_FilterToken] = []
+        tokens: list[_Translated] = []
         for match in _TOKENS.finditer(self._text):
             token, kind = match[0], match.lastgroup
             if kind == "quoted":
@@ -147,7 +147,7 @@ class _Reader:
                 token = token.lower()
             self._is_sql = self._is_sql or token in _OPERATORS
             if kind != "space":
-                tokens.append(_FilterToken(_OPERATORS.get(token, token), match.start()))
+                tokens.append(_Translated(_OPERATORS.get(token, token), match.start()))
         at = 0
         while at < len(tokens):
             word = tokens[at].text
@@ -155,18 +155,18 @@ class _Reader:
                 self._is_sql = True
                 replace(self, tokens, at)
             at += 1
-        self._begins = [(0, _FilterToken("", len(self._text)))]
+        self._begins = [(0, _Translated("", len(self._text)))]
         text = ""
         for part in tokens:
             if text and "." not in (part.text, text[-1]):
                 text += " "
             self._begins.append((len(text), part))
             text += part.text
-        self._begins.append((len(text), _FilterToken("", len(self._text))))
+        self._begins.append((len(text), _Translated("", len(self._text))))
         self._translated = text
         return text
 
-    def _before(self, tokens: list[_FilterToken], at: int) -> tuple[int, list[_FilterToken], list[_FilterToken]]:
+    def _before(self, tokens: list[_Translated], at: int) -> tuple[int, list[_Translated], list[_Translated]]:
         """Return the number of the first token of `x NOT` before operator `at`, the tokens of x and those of NOT."""
         negated = tokens[at - 1 : at] if at and tokens[at - 1].text == "not" else []
         begin = end = at - len(negated)
@@ -175,7 +175,7 @@ class _Reader:
             begin -= 2
         return begin, tokens[max(0, begin) : end], negated
 
-    def _replace_between(self, tokens: list[_FilterToken], at: int) -> None:
+    def _replace_between(self, tokens: list[_Translated], at: int) -> None:
         """Replace the tokens of `x BETWEEN 1 AND 5` by those of `(1 <= x <= 5)`, in place."""
         begin, column, negated = self._before(tokens, at)
         numbers = [1 + _is_minus(tokens, at + 1)]
@@ -186,22 +186,22 @@ class _Reader:
             raise self._refused(
                 "BETWEEN is for a column and two values, as in `speed BETWEEN 3 AND 5`.", self._at_token(tokens[at])
             )
-        opened, compared, closed = (_FilterToken(text, tokens[at].at) for text in ("(", "<=", ")"))
+        opened, compared, closed = (_Translated(text, tokens[at].at) for text in ("(", "<=", ")"))
         low, high = tokens[at + 1 : middle], tokens[middle + 1 : end]
         tokens[begin:end] = [*negated, opened, *low, compared, *column, compared, *high, closed]
 
-    def _replace_like(self, tokens: list[_FilterToken], at: int) -> None:
+    def _replace_like(self, tokens: list[_Translated], at: int) -> None:
         """Replace the tokens of `x LIKE 'a%'` by those of a call, in place."""
         begin, column, negated = self._before(tokens, at)
         pattern = tokens[at + 1 : at + 2]
         if begin < 0 or not pattern or pattern[0].text[0] not in "'\"":
             raise self._refused("LIKE is for a column and a text, as in `city LIKE 'U%'`.", self._at_token(tokens[at]))
-        like, opened, comma, closed = (_FilterToken(text, tokens[at].at) for text in (_LIKE, "(", ",", ")"))
+        like, opened, comma, closed = (_Translated(text, tokens[at].at) for text in (_LIKE, "(", ",", ")"))
         # Python would take away the backslashes, with which LIKE marks % and _ that stand for themselves.
-        pattern = [_FilterToken(f"r{pattern[0].text}", pattern[0].at)]
+        pattern = [_Translated(f"r{pattern[0].text}", pattern[0].at)]
         tokens[begin : at + 2] = [*negated, like, opened, *column, comma, *pattern, closed]
 
-    def _at_token(self, token: _FilterToken) -> str:
+    def _at_token(self, token: _Translated) -> str:
         rest = self._text[token.at : token.at + _SHOWN].strip()
         return f" at character {token.at + 1}, `{rest}`" if rest else " at its end"
 
@@ -357,7 +357,7 @@ class _Reader:
 _REPLACED = {"between": _Reader._replace_between, "like": _Reader._replace_like}
 
 
-def _is_minus(tokens: Sequence[_FilterToken], at: int) -> bool:
+def _is_minus(tokens: Sequence[_Translated], at: int) -> bool:
     return at < len(tokens) and tokens[at].text == "-"
 
 
