@@ -101,7 +101,8 @@ def verdict(record: RunRecord) -> Verdict | None:
     begun = [_without_start(report) for report in spent]
     much = [judged for judged in (_slow_rank(ranks, spent), *_much(begun)) if judged is not None]
     if much:
-        return max(much, key=lambda judged: judged.share)
+        # Why ranks are idle is not known, so anything else says more.
+        return max(much, key=lambda judged: judged.share / (2 if judged.kind == "idle" else 1))
     judged = _queued(spent) or _one_core(record, ranks, spent) or _collective(spent)
     if judged is not None:
         return judged
