@@ -12,13 +12,14 @@ few calls of NumPy. So the time per record is about that of TensorFlow's own par
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+
+from sparkring.data.tfrecord.framing import words_at
 
 Array = Any  # numpy.ndarray
 KINDS = {1: "bytes", 2: "float", 3: "int64"}
@@ -30,7 +31,6 @@ _SHORT_BYTES = 64  # shorter pieces are put together by NumPy, longer ones by Py
 # The first bytes of fields: field 1 and field 2 of any message, and the three kinds of lists.
 _TAG, _VALUE, _TAGS = 0x0A, 0x12, {"bytes": 0x0A, "float": 0x12, "int64": 0x1A}
 _SHORT_KEY = 100  # bytes
-_HASHED = np.uint64(0x9E3779B97F4A7C15)
 
 
 class FeatureColumn(NamedTuple):
@@ -361,40 +361,12 @@ def _nested(values: pa.Array, shape: Sequence[int]) -> pa.Array:
 # ── The names of features ─────────────────────────────────────────────────────
 
 
-@functools.lru_cache(maxsize=64)
-def _hashed_names(names: tuple[str, ...]) -> tuple[Array, Array, Array, Array]:
-    """Return the names as words of 8 bytes, their lengths, their hashes in order, and the names of these hashes."""
-    encoded = [name.encode() for name in names]
-    width = max(8, -(-max(map(len, encoded), default=0) // 8) * 8)
-    words = np.frombuffer(b"".join(name.ljust(width, b"\0") for name in encoded), "<u8").reshape(len(names), -1)
-    lengths = np.array([len(name) for name in encoded], np.int64)
-    hashes = _hash(words, lengths)
-    order = np.argsort(hashes)
-    return words, lengths, hashes[order], order
-
-
-def _hash(words: Array, lengths: Array) -> Array:
-    hashes = lengths.astype(np.uint64)
-    for column in words.T:
-        hashes = (hashes ^ column) * _HASHED
-    return hashes
-
-
-def _column_of(data: Array, entries: Entries, names: tuple[str, ...]) -> Array:
+def _column_of(data: Array, entries: Entries, names: Sequence[str]) -> Array:
     """Return the number of the column of each entry, or -1 if its name is not among `names`."""
-    known, known_lengths, hashes, order = _hashed_names(names)
-    lengths = entries.key_end - entries.key_start
-    width = known.shape[1] * 8
-    padded = np.concatenate([data, np.zeros(width, np.uint8)])
-    words = _pieces(padded, entries.key_start, width).view("<u8").reshape(-1, known.shape[1])
-    for number in range(known.shape[1]):
-        words[:, number] &= _FIRST_BYTES[np.clip(lengths - 8 * number, 0, 8)]
-    place = np.minimum(np.searchsorted(hashes, _hash(words, lengths)), len(names) - 1)
-    candidate = order[place]
-    equal = known_lengths[candidate] == lengths
-    for number in range(known.shape[1]):
-        equal &= known[candidate, number] == words[:, number]
-    return np.where(equal, candidate, -1)
+    numbers = {name.encode(): number for number, name in enumerate(names)}
+    whole = data.tobytes()
+    spans = zip(entries.key_start.tolist(), entries.key_end.tolist(), strict=True)
+    return np.array([numbers.get(whole[start:end], -1) for start, end in spans], np.int64)
 
 
 def _in_any_order(
@@ -402,7 +374,7 @@ def _in_any_order(
 ) -> list[Content]:
     """Return the content of the columns in some records, whatever features each record has."""
     entries = entries_of(data, starts, ends)
-    of_column = _column_of(data, entries, tuple(column.name for column in columns))
+    of_column = _column_of(data, entries, [column.name for column in columns])
     if known is not None and (unknown := np.flatnonzero(of_column < 0)).size:
         whole, accepted = memoryview(data), {name.encode() for name in known}
         spans = zip(entries.key_start[unknown].tolist(), entries.key_end[unknown].tolist(), strict=True)
@@ -633,7 +605,7 @@ def _integers(content: Array, sizes: Array, record: Array) -> tuple[Array, Array
     lengths = np.diff(stops, prepend=-1)
     begins, longest = stops - lengths + 1, int(lengths.max())
     # Up to eight bytes are taken at once; the seven lower bits of each byte are then moved together.
-    words = _words(np.concatenate([content, np.zeros(8, np.uint8)]), begins, "<u8")
+    words = words_at(np.concatenate([content, np.zeros(8, np.uint8)]), begins, "<u8")
     words &= _FIRST_BYTES[np.minimum(lengths, 8)]
     values = words & np.uint64(127)
     for byte in range(1, min(longest, 8)):
@@ -643,12 +615,6 @@ def _integers(content: Array, sizes: Array, record: Array) -> tuple[Array, Array
         values[live] |= (content[begins[live] + byte] & np.uint8(127)).astype(np.uint64) << np.uint64(7 * byte)
         live = live[lengths[live] > byte + 1]
     return totals[ends] - totals[ends - sizes], values.view(np.int64)
-
-
-def _words(buffer: Array, at: Array, dtype: str) -> Array:
-    """Return the numbers of type `dtype` that begin at the given bytes of a buffer."""
-    view: Array = np.ndarray((len(buffer) - np.dtype(dtype).itemsize + 1,), dtype, buffer, 0, (1,))
-    return view[at]
 
 
 def _gathered(data: Array, starts: Array, ends: Array) -> Array:

@@ -185,8 +185,8 @@ def frames_in(buffer: Array, path: str, offset: int) -> Frames:
         starts.append(at + np.arange(count) * stride)
         at += count * stride
     heads = np.concatenate([*starts, np.array(single, np.int64)])
-    lengths = _words(buffer, heads, "<u8").astype(np.int64) if len(heads) else heads
-    wrong = np.flatnonzero(_masked_crc_of_lengths(lengths) != _words(buffer, heads + 8, "<u4"))
+    lengths = words_at(buffer, heads, "<u8").astype(np.int64) if len(heads) else heads
+    wrong = np.flatnonzero(_masked_crc_of_lengths(lengths) != words_at(buffer, heads + 8, "<u4"))
     if len(wrong):
         raise _wrong_length(path, offset + int(heads[wrong[0]]))
     if size - at >= HEAD:
@@ -268,7 +268,7 @@ def _wrong_length(path: str, at: int) -> DataError:
     )
 
 
-def _words(buffer: Array, at: Array, dtype: str) -> Array:
+def words_at(buffer: Array, at: Array, dtype: str) -> Array:
     """Return the numbers of type `dtype` that begin at the given bytes of a buffer."""
     size = np.dtype(dtype).itemsize
     if len(buffer) < size:
@@ -329,7 +329,7 @@ def _verified(crc32c: Callable[[Any], int] | None, buffer: Array, frames: Frames
     ends, whole = frames.starts + frames.lengths, memoryview(buffer)
     spans = zip(frames.starts.tolist(), ends.tolist(), strict=True)
     crcs = np.array([crc32c(bytes(whole[start:end])) for start, end in spans], np.uint32)
-    wrong = np.flatnonzero(_masked(crcs) != _words(buffer, ends, "<u4"))
+    wrong = np.flatnonzero(_masked(crcs) != words_at(buffer, ends, "<u4"))
     if len(wrong):
         raise DataError(
             f"{path} is damaged at byte {offset + int(frames.starts[wrong[0]]) - HEAD:,}: the data of the record there "
