@@ -15,12 +15,12 @@ import sparkring
 from sparkring.checkpointing.store import checkpoints
 from sparkring.engine.predictions.settings import Settings
 from sparkring.errors import DataError, OptionsError
-from sparkring.worker.model.outputs import Output
+from sparkring.worker.model.outputs import PredictedColumn
 from sparkring.worker.model.scorer import RowsError, Scorer
 
 torch = pytest.importorskip("torch")
 FACTORS = {"a": 1.0, "b": 10.0, "c": -3.0}
-OUTPUT = Output("prediction", pa.float32(), "float", False)
+OUTPUT = PredictedColumn("prediction", pa.float32(), "float", False)
 
 
 def make_model():
