@@ -1,4 +1,4 @@
-"""What a rank does when its host is going: after SIGTERM, it stays until a checkpoint is saved, but only for a while.
+"""What a rank does if its host is shut down: after SIGTERM, it stays until a checkpoint is saved, but only for a while.
 
 A process gets SIGTERM before its machine is taken away, for example by a spot market, a scheduler or Spark. If the code
 of the rank saves checkpoints, the rank tells the driver, which tells all ranks, because a checkpoint may need all of

@@ -328,9 +328,9 @@ def _scalars(values: pa.Array, counts: Array, column: FeatureColumn) -> pa.Array
     if len(many):
         raise Unfit(
             many[0],
-            f"has {counts[many[0]]:,} values of the feature `{column.name}`, but the first records have one. If the "
-            f"length varies, use a shape of (-1,): schema={{'{column.name}': ('{column.dtype}', (-1,)), …}}, and list "
-            "every feature to read",
+            f"has {counts[many[0]]:,} values of the feature `{column.name}`, but the first records have one. To pad "
+            f"shorter lists, use schema={{'{column.name}': ('{column.dtype}', ({counts[many[0]]},)), …}}, with every "
+            f"feature to read, and fill={{'{column.name}': 0}}",
         )
     if len(values) == len(counts):
         return values
