@@ -1,4 +1,4 @@
-"""Hosts that go: ranks that get SIGTERM save a checkpoint first, and the run continues from it on new ranks."""
+"""Preemption: ranks that get SIGTERM save a checkpoint first, and the run continues from it on new ranks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_all_ranks_save_the_same_step(ring, tmp_path):
 @pytest.mark.any_launcher
 @pytest.mark.forked("numpy")
 def test_the_member_gets_it(ring, tmp_path):
-    """SIGTERM to the member, which a host that goes sends to all processes, is a notice as well."""
+    """SIGTERM to the member, which a host that shuts down sends to all processes, is a notice as well."""
     result = run(ring, tmp_path, "os.kill(os.getppid(), signal.SIGTERM)")
     assert 18 <= result.values[0] <= 40
     assert len(going(result.record)) == 1

@@ -61,7 +61,7 @@ def test_a_version_and_a_time(sales):
     assert open_dataset(sales, timestamp=after).table_version == 2
     assert open_dataset(sales, timestamp=after.isoformat()).table_version == 2
     assert open_dataset(sales, timestamp="2999-01-01").table_version == 2
-    with pytest.raises(DataError, match=r"no version at timestamp=.*later"):
+    with pytest.raises(DataError, match=r"timestamp=.*\. Pass a later"):
         open_dataset(sales, timestamp="1999-12-31T12:00:00Z")
 
 

@@ -69,10 +69,11 @@ def test_neither_a_path_nor_a_table(spark, sales, folder):
         preview("flights", "flights", 2)
 
 
-def test_a_table_that_cannot_be_looked_up(spark, folder, monkeypatch):
+def test_a_table_that_cannot_be_looked_up(folder, monkeypatch):
     """Without the permission, for example, it is not known whether the table exists."""
+    monkeypatch.setattr(tables, "_session", object)
     monkeypatch.setattr(tables, "_described", lambda session, name: (None, "PERMISSION_DENIED"))
-    with pytest.raises(DataError, match=r"cannot look up `by_name\.secret`.*PERMISSION_DENIED"):
+    with pytest.raises(DataError, match=r"look up `by_name\.secret`.*PERMISSION_DENIED"):
         sparkring.shards("by_name.secret", 2)
 
 
