@@ -185,7 +185,7 @@ def test_a_fit_goes_on_after_a_rank_is_lost(frame, tmp_path, capfd):
 
 
 REFUSED = [
-    ({"np": 0}, OptionsError, "np=0: expected a number of ranks"),
+    ({"np": 0}, OptionsError, "num_proc=0"),
     ({"loss": []}, OptionsError, "loss is missing"),
     ({"loss": "mse"}, OptionsError, "loss='mse': expected a function.*such as 'mse_loss'"),
     ({"optimizer": "adam"}, OptionsError, "optimizer='adam': expected an optimizer"),

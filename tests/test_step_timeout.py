@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import time
 from typing import Any
 
 import pytest
@@ -29,6 +31,17 @@ def test_a_run_that_makes_no_step(local: Any, tmp_path: Any) -> None:
         local.run(HANGS, namespace={"flag": str(tmp_path / "flag")}, step_timeout_s=LIMIT_S)
     assert caught.value.record.outcome == "timed out"
     assert "rank 1" in str(caught.value), "the error says where it was"
+
+
+@pytest.mark.ring
+def test_the_time_in_which_a_rank_asks_the_user_does_not_count(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers_late(prompt: str) -> str:
+        time.sleep(1.5 * LIMIT_S)
+        return "7"
+
+    monkeypatch.setattr(builtins, "input", answers_late)
+    cell = "import sparkring; sparkring.log(step=1, loss=0.5); answer = input('x? '); answer"
+    assert local.run(cell, n=1, step_timeout_s=LIMIT_S).value == "7"
 
 
 @pytest.mark.ring

@@ -1,9 +1,10 @@
-"""Hosts that go: ranks that get SIGTERM save a checkpoint first, and the run continues from it on new ranks."""
+"""Preemption: ranks that get SIGTERM save a checkpoint first, and the run continues from it on new ranks."""
 
 from __future__ import annotations
 
 import psutil
 import pytest
+from texts import mentions
 
 from sparkring.errors import RunFailed
 
@@ -32,7 +33,7 @@ def run(ring, tmp_path, term="os.kill(os.getpid(), signal.SIGTERM)", *, cell=STE
 
 
 def going(record):
-    return [notice.text for notice in record.notices if "is going (SIGTERM)" in notice.text]
+    return [notice.text for notice in record.notices if "SIGTERM" in notice.text]
 
 
 @pytest.mark.any_launcher
@@ -45,7 +46,7 @@ def test_no_step_is_lost(ring, tmp_path):
     first, _ = result.record.attempts
     assert (first.failed_rank, first.failure.signal) == (1, "SIGTERM")
     (notice,) = going(result.record)
-    assert notice.startswith(f"rank 1's host {first.host} ")
+    assert mentions(notice, "rank 1", first.host)
 
 
 @pytest.mark.any_launcher
@@ -63,7 +64,7 @@ def test_all_ranks_save_the_same_step(ring, tmp_path):
 @pytest.mark.any_launcher
 @pytest.mark.forked("numpy")
 def test_the_member_gets_it(ring, tmp_path):
-    """SIGTERM to the member, which a host that goes sends to all processes, is a notice as well."""
+    """SIGTERM to the member, which a host that shuts down sends to all processes, is a notice as well."""
     result = run(ring, tmp_path, "os.kill(os.getppid(), signal.SIGTERM)")
     assert 18 <= result.values[0] <= 40
     assert len(going(result.record)) == 1

@@ -61,7 +61,7 @@ def test_a_version_and_a_time(sales):
     assert open_dataset(sales, timestamp=after).table_version == 2
     assert open_dataset(sales, timestamp=after.isoformat()).table_version == 2
     assert open_dataset(sales, timestamp="2999-01-01").table_version == 2
-    with pytest.raises(DataError, match="as old as"):
+    with pytest.raises(DataError, match=r"timestamp=.*\. Pass a later"):
         open_dataset(sales, timestamp="1999-12-31T12:00:00Z")
 
 
@@ -90,7 +90,7 @@ def test_a_compacted_table_and_one_with_a_checkpointed_log(sales):
     with pytest.raises(DataError, match=r"version 0 of .* VACUUM"):
         open_dataset(sales, version=0)
     os.remove(os.path.join(sales, "_delta_log", f"{0:020}.json"))
-    with pytest.raises(DataError, match="no longer in the table's log"):
+    with pytest.raises(DataError, match=r"version 0 of .*newest version is 5"):
         open_dataset(sales, version=0)
     with pytest.raises(DataError, match="has no version 99: the newest is"):
         open_dataset(sales, version=99)
@@ -215,7 +215,7 @@ def test_types_that_the_table_has_and_its_file_has_not(tmp_path):
 @pytest.mark.parametrize(
     ("kinds", "given", "expected"),
     [
-        ({"x": "long"}, {"stored": {"x": "x"}, "mode": "id"}, "by number"),
+        ({"x": "long"}, {"stored": {"x": "x"}, "mode": "id"}, "mode `id`"),
         ({"x": "long"}, {"features": ["catalogManaged"]}, "catalog"),
         ({"x": "long"}, {"features": ["variantType"]}, "variantType"),
         ({"x": "long"}, {"encoded": "file:///elsewhere/a.parquet"}, "shallow clone"),
@@ -227,6 +227,34 @@ def test_what_only_spark_can_read(tmp_path, kinds, given, expected):
     pq.write_table(pa.table({"x": [1, 2]}), file)
     with pytest.raises(DataError, match=expected):
         open_dataset(by_hand(tmp_path, file, kinds, **given))
+
+
+def struct_of(stored_name, within=""):
+    """Return the type of a struct with a field `a`, which has another name in the files, or of a list of such rows."""
+    inner = {"name": "a", "type": "long", "nullable": True, "metadata": {}}
+    inner["metadata"] = {"delta.columnMapping.id": 9, "delta.columnMapping.physicalName": stored_name}
+    kind = {"type": "struct", "fields": [inner]}
+    return {"type": "array", "elementType": kind, "containsNull": True} if within else kind
+
+
+@pytest.mark.parametrize("within", ["", "list"])
+def test_fields_of_structs_with_other_names(tmp_path, within):
+    """A struct that keeps its own name can have a renamed field, which must not be read as nulls or as another one."""
+    file = tmp_path / "a.parquet"
+    row = [{"old": 1}] if within else {"old": 1}
+    pq.write_table(pa.table({"s": [row]}), file)
+    with pytest.raises(DataError, match=r"`s`.*Spark"):
+        open_dataset(by_hand(tmp_path, file, {"s": struct_of("old", within)}, stored={"s": "s"}))
+
+
+@pytest.mark.parametrize("stored_name", ["s", "col-1"])
+def test_structs_whose_fields_keep_their_names(tmp_path, stored_name):
+    """In a table that got column mapping later, and in one in which the column was renamed, such columns are read."""
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({stored_name: [{"a": 1}, {"a": 2}]}), file)
+    path = by_hand(tmp_path, file, {"s": struct_of("a")}, stored={"s": stored_name})
+    (batch,) = sparkring.shards(path, 2, shuffle=False, rank=0, size=1).as_arrow()
+    assert batch.column("s").to_pylist() == [{"a": 1}, {"a": 2}]
 
 
 # ── Where a path of Parquet files is accepted ─────────────────────────────────────────────────────────────────────────

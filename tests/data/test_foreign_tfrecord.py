@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from texts import mentions
 
 from sparkring.data import preview
 from sparkring.data.shards import Shards, shards
@@ -225,11 +226,11 @@ def test_missing_features_and_other_lengths(tmp_path):
 
 
 LATER = {
-    "lacks": (example(x=[1.0]), r"lacks the feature `y`.*fill="),
-    "type": (example(x=[1], y=[1]), "has integers in the feature `x`, which holds floats"),
-    "more": (example(x=[1.0], y=[1], z=[b"new"]), "has the feature `z`"),
-    "longer": (example(x=[1.0, 2.0], y=[1]), "has 2 values of the feature `x`"),
-    "no example": (b"anything", "is no tf.train.Example"),
+    "lacks": (example(x=[1.0]), ("`y`", "fill=")),
+    "type": (example(x=[1], y=[1]), ("integers", "`x`", "floats")),
+    "more": (example(x=[1.0], y=[1], z=[b"new"]), ("`z`", "columns=")),
+    "longer": (example(x=[1.0, 2.0], y=[1]), ("2 values", "`x`", "schema=", "fill=")),
+    "no example": (b"anything", ("tf.train.Example",)),
 }
 
 
@@ -242,8 +243,23 @@ def test_records_that_change(tmp_path, later, monkeypatch):
     path = write(tmp_path / "a", [*good, record])
     at = len(framed(good))
     data = tfrecords(tmp_path, batch_size=21)
-    with pytest.raises(DataError, match=rf"{path}: the record at byte {at} {words}"):
+    with pytest.raises(DataError) as caught:
         list(data.as_numpy())
+    assert mentions(str(caught.value), str(path), f"byte {at}", *words)
+
+
+def test_records_that_change_in_a_compressed_file(tmp_path, monkeypatch):
+    """The byte is one of the uncompressed data. The advice helps: shorter lists are padded."""
+    monkeypatch.setattr(open, "PROBED_RECORDS", 10)
+    records = [*(example(x=[1.0], y=[n]) for n in range(20)), example(x=[1.0, 2.0], y=[20])]
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(framed(records)))
+    with pytest.raises(DataError) as caught:
+        list(tfrecords(path, batch_size=21).as_numpy())
+    assert mentions(str(caught.value), f"byte {len(framed(records[:20]))}", "uncompressed", "`x`")
+    schema = {"x": ("float32", (2,)), "y": "int64"}
+    data = tfrecords(path, batch_size=21, shuffle=False, schema=schema, fill={"x": 0})
+    assert next(data.as_numpy("x")).tolist() == [[1, 0]] * 20 + [[1, 2]]
 
 
 # ── Files ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -367,27 +383,29 @@ def flipped(content, at):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (WHOLE[:-1], rf"cut off: the record at byte {BEGINS[9]} .* at byte {len(WHOLE) - 1}"),
-        (WHOLE[: BEGINS[4] + 5], rf"cut off: the record at byte {BEGINS[4]} "),
-        (WHOLE[:12], "cut off: the record at byte 0 "),
-        (WHOLE[:5], "is not a TFRecord file, or is damaged at byte 0"),
-        (flipped(WHOLE, BEGINS[3]), rf"damaged at byte {BEGINS[3]}: the length"),
-        (flipped(WHOLE, BEGINS[3] + 6), rf"damaged at byte {BEGINS[3]}: the length"),
-        (flipped(WHOLE, 20), "damaged at byte 0: the data"),
-        (gzip.compress(WHOLE)[:-20], r"cut off: its GZIP data ends at byte \d+"),
-        (zlib.compress(WHOLE)[:-3], "cut off: its ZLIB data"),
-        (flipped(gzip.compress(WHOLE), -6), "damaged after byte 0: GZIP"),
-        (b"PAR1" + bytes(100), r"is a Parquet file.*shards\(\)"),
-        (b"id,name\n1,x\n" * 9, "is not a TFRecord file"),
+        (WHOLE[:-1], ("truncated", f"byte {BEGINS[9]}", f"byte {len(WHOLE) - 1}")),
+        (WHOLE[: BEGINS[4] + 5], ("truncated", f"byte {BEGINS[4]}")),
+        (WHOLE[:12], ("truncated", "byte 0")),
+        (WHOLE[:5], ("not a TFRecord file", "byte 0")),
+        (flipped(WHOLE, BEGINS[3]), (f"byte {BEGINS[3]}", "length")),
+        (flipped(WHOLE, BEGINS[3] + 6), (f"byte {BEGINS[3]}", "length")),
+        (flipped(WHOLE, 20), ("byte 0", "data")),
+        (gzip.compress(WHOLE)[:-20], ("truncated", "uncompressed", "GZIP")),
+        (gzip.compress(flipped(WHOLE, BEGINS[3])), (f"byte {BEGINS[3]}", "uncompressed", "length")),
+        (zlib.compress(WHOLE)[:-3], ("truncated", "uncompressed", "ZLIB")),
+        (flipped(gzip.compress(WHOLE), -6), ("byte 0", "GZIP")),
+        (b"PAR1" + bytes(100), ("Parquet file", "shards()")),
+        (b"id,name\n1,x\n" * 9, ("not a TFRecord file",)),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_damaged_files(tmp_path, content, words, monkeypatch):
     """The error names the file and the byte, before any rank is started; nothing is left out without a word."""
     write(tmp_path / "a", numbered(0, 10))
     (tmp_path / "b").write_bytes(content)
-    with pytest.raises(DataError, match=f"{tmp_path}/b.* {words}|{tmp_path}/b {words}"):
+    with pytest.raises(DataError) as caught:
         tfrecords(tmp_path)
+    assert mentions(str(caught.value), f"{tmp_path}/b", *words)
     monkeypatch.setattr(framing, "CHUNK_BYTES", 100)
     with pytest.raises(DataError, match=f"{tmp_path}/b"):
         tfrecords(tmp_path)
@@ -407,10 +425,10 @@ def test_files_that_change(tmp_path):
     path = write(tmp_path / "a", numbered(0, 10))
     data = tfrecords(tmp_path, batch_size=2)
     os.truncate(path, BEGINS[5])
-    with pytest.raises(DataError, match="rewritten since it was opened, or was cut off"):
+    with pytest.raises(DataError, match="rewritten"):
         ys(data)
     path.unlink()
-    with pytest.raises(DataError, match="removed since it was opened"):
+    with pytest.raises(DataError, match="removed"):
         ys(data)
 
 
@@ -418,10 +436,10 @@ def test_what_is_not_there(tmp_path):
     """A path, a folder without files, files without records, a feature and a type."""
     with pytest.raises(DataError, match="does not exist"):
         tfrecords(tmp_path / "no")
-    with pytest.raises(DataError, match="no TFRecord file"):
+    with pytest.raises(DataError, match="Check the path"):
         tfrecords(tmp_path)
     (tmp_path / "part-r-00000").touch()
-    with pytest.raises(DataError, match="no rows"):
+    with pytest.raises(DataError, match="no record"):
         tfrecords(tmp_path)
     write(tmp_path / "a", [example(label=[1])] * 4)
     for options, words in [
@@ -435,7 +453,8 @@ def test_what_is_not_there(tmp_path):
         with pytest.raises((DataError, OptionsError), match=words):
             tfrecords(tmp_path, **options)
     write(tmp_path / "a", [example(label=[300])] * 4)
-    with pytest.raises(DataError, match=r"byte 0 .*`label` that is no uint8"):
+    with pytest.raises(DataError) as caught:
         next(tfrecords(tmp_path, batch_size=2, schema={"label": "uint8"}).as_numpy())
+    assert mentions(str(caught.value), "byte 0", "`label`", "uint8", "schema=")
     with pytest.raises(DataError, match=r"tfrecords\(\)"):
         shards(write(tmp_path / "b.tfrecord", numbered(0, 3)))

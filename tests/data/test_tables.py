@@ -58,15 +58,23 @@ def test_a_path_is_preferred_to_a_table(sales, folder, capsys):
 def test_neither_a_path_nor_a_table(spark, sales, folder):
     """The error says where both were looked for."""
     (folder / "flights_t").mkdir()
-    with pytest.raises(DataError, match=r"no file or folder flights \(did you mean ./flights_t\?\).* no table or view"):
+    with pytest.raises(DataError, match=r"`flights`.*\./flights_t.*catalog\.schema\.table"):
         sparkring.shards("flights", 2)
     for call in (sparkring.shards, lambda name: sparkring.predict(name, len, inputs=["x"])):
-        with pytest.raises(DataError, match="no table or view"):
+        with pytest.raises(DataError, match=r"`by_name\.flights`.*catalog\.schema\.table"):
             call("by_name.flights")
     with pytest.raises(DataError, match=r"nothing\.flights"):
         sparkring.table("nothing.flights")
     with pytest.raises(OptionsError, match="file, folder or table"):
         preview("flights", "flights", 2)
+
+
+def test_a_table_that_cannot_be_looked_up(folder, monkeypatch):
+    """Without the permission, for example, it is not known whether the table exists."""
+    monkeypatch.setattr(tables, "_session", object)
+    monkeypatch.setattr(tables, "_described", lambda session, name: (None, "PERMISSION_DENIED"))
+    with pytest.raises(DataError, match=r"look up `by_name\.secret`.*PERMISSION_DENIED"):
+        sparkring.shards("by_name.secret", 2)
 
 
 def test_without_a_session(folder, monkeypatch):

@@ -135,8 +135,8 @@ class Store:
 
         state: a dict of models, optimizers, data, arrays, numbers, text, and dicts, lists and tuples of these.
         metrics: the metrics of this step, for best=… and for `history`.
-        every: save only if `step` is a multiple of this number, or if the host of a rank is going (SIGTERM). So call
-            save() after each step, with every=100 for example, so that at most one step is lost.
+        every: save only if `step` is a multiple of this number, or if the host of a rank is shutting down (SIGTERM). So
+            call save() after each step, with every=100 for example, so that at most one step is lost.
 
         This method first waits until the previous save is complete. Raises CheckpointError if a value cannot be saved,
         or if this save or the previous one could not be written. With --stop-on nan, a metric that is NaN or infinite
@@ -159,7 +159,7 @@ class Store:
             going.saved(complete=not world.world().rank)
 
     def on_notice(self, call: Callable[[], object]) -> None:
-        """Call `call()`, in another thread, when the host of a rank is going: it or its rank has got SIGTERM.
+        """Call `call()`, in another thread, when the host of a rank is shutting down (SIGTERM).
 
             going = threading.Event()
             store.on_notice(going.set)
@@ -168,7 +168,8 @@ class Store:
                 if going.is_set() or step % 100 == 0:
                     store.save(step, state)
 
-        The next save() on each rank then saves, and the ranks restart. They have --grace seconds for it.
+        The next save() on each rank then saves, and the ranks restart. They have --grace seconds for it. Ranks may see
+        the flag at different steps: with sharded=True, agree on a step first, for example with an allreduce.
         """
         going.on_notice(call)
 

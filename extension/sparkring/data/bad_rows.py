@@ -19,11 +19,15 @@ _REASON_CHARACTERS = 300
 
 
 class BadRows(NamedTuple):
-    """What to do with a bad row: `place(row)` says where it is stored; with `skips`, it is noted in `left_out`."""
+    """What to do with a bad row: `place(row)` says where it is stored; with `skips`, it is noted in `left_out`.
+
+    `may_skip` says whether the user can choose to skip such rows.
+    """
 
     place: Callable[[int], str]
     skips: bool
     left_out: list[str]
+    may_skip: bool
 
     def good(self, count: int, work: Callable[[int], object], error: Exception, begin: int = 0) -> list[int]:
         """Return which of `count` rows `work(row)` accepts. Raise `error` if it is not the error of single rows.
@@ -42,7 +46,7 @@ class BadRows(NamedTuple):
                     reason = f"{type(problem).__name__}: {reason}"
                 if not self.skips:
                     # With the traceback of the error, the user sees the line of the transform.
-                    named = DataError(f"{self.place(begin + row)}: {reason}")
+                    named = self.error(f"{self.place(begin + row)}: {reason}")
                     raise named.with_traceback(problem.__traceback__) from None
                 self.left_out.append(f"{self.place(begin + row)}: {reason}")
             else:
@@ -50,6 +54,11 @@ class BadRows(NamedTuple):
         if len(good) == count:
             raise error
         return good
+
+    def error(self, note: str) -> DataError:
+        """Return the error for a bad row. `note` says where the row is, and what is wrong with it."""
+        advice = ', exclude it with where=, or skip such rows with on_error="skip"' if self.may_skip else ""
+        return DataError(f"{note.rstrip('.')}. Correct the row or the transform{advice}.")
 
 
 def instead(good: Sequence[int], count: int) -> Any:
@@ -62,6 +71,6 @@ def instead(good: Sequence[int], count: int) -> Any:
 def too_many(left_out: Sequence[str], most: int, name: str) -> DataError:
     """Return the error for more bad rows than `most`."""
     return DataError(
-        f"{len(left_out):,} rows of {name} had to be left out in this epoch, but most={most:,} allows no more: correct "
-        f"the data or the transform, or raise most=. The first: {left_out[0]}"
+        f"this rank skipped {len(left_out):,} rows of {name} in this epoch, more than most={most:,} allows. The first: "
+        f"{left_out[0].rstrip('.')}. Correct the data or the transform, or raise most=."
     )

@@ -1,7 +1,8 @@
 """Reads the log of a Delta table: which files a version of the table has, which of their rows were deleted, and how
 their columns are called.
 
-The rows are read from the files themselves, like those of plain Parquet files, so ranks need no package for Delta.
+The rows are read from the files themselves, like those of plain Parquet files, so ranks need no package for Delta,
+unless they resume from another version than that which the notebook has opened.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _FEATURES = {
     *("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint"),
     *("vacuumProtocolCheck",),
 }
+_WITH_SPARK = "Read it with Spark, and pass the DataFrame."
 _OLDEST_PYARROW = 14  # the first version that takes the schema and the tables of deltalake
 
 
@@ -72,7 +74,10 @@ def read_table(
         otherwise=", or read it with Spark and pass the DataFrame",
     )
     if int(pa.__version__.partition(".")[0]) < _OLDEST_PYARROW:
-        raise DataError(f"{place.written} is a Delta table, which needs pyarrow {_OLDEST_PYARROW} or newer.")
+        raise DataError(
+            f"Delta tables such as {place.written} need pyarrow {_OLDEST_PYARROW} or newer, but this is pyarrow "
+            f"{pa.__version__}: pip install -U pyarrow."
+        )
     number, moment = _number(version), _moment(timestamp)
     if number is not None and moment is not None:
         raise DataError("version= and timestamp= both choose a version of the table: give one of them.")
@@ -87,8 +92,8 @@ def read_table(
             if moment.timestamp() * 1000 < first_ms:
                 first = datetime.datetime.fromtimestamp(first_ms / 1000, moment.tzinfo)
                 raise DataError(
-                    f"{place.written} has no version as old as timestamp={timestamp!r}: the oldest in its log is of "
-                    f"{first:%Y-%m-%d %H:%M:%S %z}."
+                    f"{place.written} has no version at timestamp={timestamp!r}: its log begins at "
+                    f"{first:%Y-%m-%d %H:%M:%S %z}. Pass a later time."
                 )
             table.load_as_version(moment)
         if number is not None and number > newest:
@@ -98,8 +103,8 @@ def read_table(
                 table = opened(version=number)
             except problems as error:
                 raise DataError(
-                    f"version {number:,} of {place.written} is no longer in the table's log ({_reason(error)}): the "
-                    f"newest version is {newest:,}."
+                    f"cannot open version {number:,} of {place.written}: {_reason(error)}. It may have been removed "
+                    f"from the log. The newest version is {newest:,}."
                 ) from error
         return _table(place, table)
     except problems as error:
@@ -112,31 +117,20 @@ def _table(place: Location, table: Any) -> DeltaVersion:
     protocol, metadata = table.protocol(), table.metadata()
     unknown = sorted({*(protocol.reader_features or ())} - _FEATURES)
     if unknown or protocol.min_reader_version > 3:
-        raise DataError(
-            f"{place.written} uses {', '.join(unknown) or f'reader version {protocol.min_reader_version}'}, which only "
-            "Spark can read: pass the DataFrame."
-        )
+        raise _unsupported(place, ", ".join(unknown) or f"reader version {protocol.min_reader_version}")
     if metadata.configuration.get("delta.columnMapping.mode") == "id":
-        raise DataError(
-            f"{place.written} finds its columns by number (delta.columnMapping.mode is id), which only Spark can read: "
-            "pass the DataFrame."
-        )
+        raise _unsupported(place, "column mapping mode `id`")
     try:
         schema = pa.schema(table.schema().to_arrow()).remove_metadata()
     except (pa.ArrowException, ValueError, TypeError) as error:
-        raise DataError(f"{place.written} has a column that Arrow cannot represent: {_reason(error)}.") from error
-    schema = pa.schema([field.remove_metadata() for field in schema])
-    stored_as = {}
-    for field in json.loads(table.schema().to_json())["fields"]:
-        physical = field["metadata"].get("delta.columnMapping.physicalName", field["name"])
-        if physical != field["name"]:
-            stored_as[field["name"]] = physical
-    nested = [name for name in stored_as if _has_fields(schema.field(name).type)]
-    if nested:
         raise DataError(
-            f"the fields in `{nested[0]}` of {place.written} have other names in its files (column mapping), which "
-            "only Spark can read: pass the DataFrame."
-        )
+            f"{place.written} has a column that Arrow cannot represent: {_reason(error)}. {_WITH_SPARK}"
+        ) from error
+    schema = pa.schema([field.remove_metadata() for field in schema])
+    fields = json.loads(table.schema().to_json())["fields"]
+    if renamed := [field["name"] for field in fields if _has_renamed_fields(field["type"])]:
+        raise _unsupported(place, f"column mapping of the fields in `{renamed[0]}`")
+    stored_as = {field["name"]: _stored_name(field) for field in fields if _stored_name(field) != field["name"]}
     root, deleted = f"{table.table_uri.rstrip('/')}/", {}
     for batch in table.deletion_vectors() if "deletionVectors" in (protocol.reader_features or ()) else ():
         masks = pa.record_batch(batch)
@@ -148,14 +142,14 @@ def _table(place: Location, table: Any) -> DeltaVersion:
     for encoded, size_bytes, keys in zip(actions["path"], actions["size_bytes"], partitions, strict=True):
         if "://" in encoded or encoded.startswith("/"):
             raise DataError(
-                f"{place.written} is a shallow clone, whose files are elsewhere ({unquote(encoded)}): read it with "
-                "Spark, and pass the DataFrame."
+                f"{place.written} is a shallow clone, whose files are elsewhere ({unquote(encoded)}). {_WITH_SPARK}"
             )
         path = posixpath.join(place.path, unquote(encoded))
         files.append(DeltaFile(path, size_bytes, tuple(keys.items()), deleted.pop(encoded, b"")))
     if deleted:  # rows of some file are deleted, but it is not known of which
         raise DataError(
-            f"{place.written} has deletion vectors that fit none of its files, such as {next(iter(deleted))}."
+            f"{place.written} has deletion vectors that fit none of its files, such as {next(iter(deleted))}. "
+            f"{_WITH_SPARK}"
         )
     return DeltaVersion(table.version(), schema, stored_as, tuple(sorted(files, key=operator.attrgetter("path"))))
 
@@ -241,5 +235,21 @@ def _reason(error: BaseException) -> str:
     return " ".join(plain.split())[:300].rstrip(".")
 
 
-def _has_fields(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) or any(_has_fields(kind.field(at).type) for at in range(kind.num_fields))
+def _stored_name(field: Mapping[str, Any]) -> str:
+    name: str = field["metadata"].get("delta.columnMapping.physicalName", field["name"])
+    return name
+
+
+def _has_renamed_fields(kind: Any) -> bool:
+    """Return whether structs in a type of the log have fields with other names in the files."""
+    if not isinstance(kind, dict):
+        return False
+    fields = kind.get("fields", ())
+    inner = (*(field["type"] for field in fields), *map(kind.get, ("elementType", "keyType", "valueType")))
+    return any(_stored_name(field) != field["name"] for field in fields) or any(map(_has_renamed_fields, inner))
+
+
+def _unsupported(place: Location, feature: str) -> DataError:
+    return DataError(
+        f"{place.written} uses the Delta feature {feature}, which sparkring does not support. {_WITH_SPARK}"
+    )

@@ -64,7 +64,7 @@ class BatchLayout:
             if not good:  # the transform fails everywhere, perhaps only in this process
                 raise
             if not bad.skips:
-                raise DataError(noted.left_out[0]) from error
+                raise bad.error(noted.left_out[0]) from error
             self._learn(rows.slice(good[0], 1))
 
     def _learn(self, rows: pa.RecordBatch) -> None:

@@ -251,7 +251,7 @@ class Shards:
             # These are the first rows of the whole data set, not of this rank's shard, so that all ranks find the same
             # spec.
             first = planning.in_order(self.dataset.counts())[0]
-            bad = BadRows(lambda row: self._place([first], row), self.on_error == "skip", [])
+            bad = self._bad_rows(lambda row: self._place([first], row), [])
             self.layout.learn(first_rows(self.dataset, self.dataset.columns, PROBED_ROWS), bad)
         return self.layout.spec
 
@@ -524,7 +524,7 @@ class Shards:
         length = self.window or _buffer_rows(self.batch_size, self.dataset)
 
         def bad_rows(numbers: Sequence[int] | Array) -> BadRows:
-            return BadRows(lambda row: self._place(ranges, int(numbers[row])), self.on_error == "skip", left_out)
+            return self._bad_rows(lambda row: self._place(ranges, int(numbers[row])), left_out)
 
         for window, order, rows, before in self._windows(worker, workers):
             where, begun = window.place, before // length * length
@@ -548,6 +548,10 @@ class Shards:
             if whole:
                 joined = {name: np.concatenate([batch[name] for batch in made]) for name in names}
                 yield Chunk(joined, rows, size_bytes, where, tuple(left_out))
+
+    def _bad_rows(self, place: Callable[[int], str], left_out: list[str]) -> BadRows:
+        # tfrecords() has no where= and on_error=.
+        return BadRows(place, self.on_error == "skip", left_out, self.dataset.form is None)
 
     def _place(self, ranges: Sequence[RowRange], number: int) -> str:
         """Say where a row is stored. `number` counts the rows of `ranges` from 0."""

@@ -36,14 +36,17 @@ def table(name: str) -> DataFrame:
     session = _session()
     if session is None:
         raise DataError(
-            f"the table {name} cannot be looked up, because there is no Spark session: make one with "
-            "SparkSession.builder.getOrCreate(), or give the path of the table's folder."
+            f"cannot look up the table `{name}`: there is no Spark session. Create one with "
+            "SparkSession.builder.getOrCreate(), or pass the table's folder to shards() or predict()."
         )
     try:
         frame = session.table(name)
         frame.schema  # noqa: B018 - on Spark Connect, this looks the table up
     except Exception as error:  # pyspark and py4j have several classes for this error
-        raise DataError(f"the Spark session cannot read the table {name}: {_reason(error)}.") from error
+        raise DataError(
+            f"the Spark session cannot read the table {name}: {_reason(error)}. Check the name, as in "
+            "catalog.schema.table, and your permissions."
+        ) from error
     return frame
 
 
@@ -72,11 +75,17 @@ def resolved(source: Any, *, as_frame: bool = False) -> tuple[Any, str]:
     from sparkring.runtime.storage import locate
 
     close = similar_path(locate(source))
-    path = f"there is no file or folder {source}{f' (did you mean {close}?)' if close else ''}"
+    path = f"there is no such file or folder{f' (did you mean {close}?)' if close else ''}"
+    if reason:
+        raise DataError(f"cannot look up `{source}`: {path}, and Spark could not check for a table: {reason}.")
     if session is None:
-        raise DataError(f"{source} does not exist: {path}, and no Spark session in which it could be a table.")
+        raise DataError(
+            f"`{source}` was not found: {path}, and no Spark session to look for a table. Check the path, or create a "
+            "session with SparkSession.builder.getOrCreate()."
+        )
     raise DataError(
-        f"{source} does not exist: {path}, and the Spark session has no table or view of this name{reason}."
+        f"`{source}` was not found: {path}, and no such table or view in the Spark session. Check the name; for a "
+        "table, use catalog.schema.table."
     )
 
 
@@ -91,7 +100,7 @@ def _session() -> SparkSession | None:
 def _described(session: SparkSession, name: str) -> tuple[dict[str, str] | None, str]:
     """Return what Spark's catalogue says about a table or view.
 
-    If there is none, return None and, unless Spark says just that, the end of a sentence with the reason.
+    If there is none, return None and, unless Spark says just that, why Spark could not look it up.
     """
     try:
         rows = session.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
@@ -99,7 +108,7 @@ def _described(session: SparkSession, name: str) -> tuple[dict[str, str] | None,
         reason = _reason(error)
         if "ClassNotFound" in reason or "DATA_SOURCE_NOT_FOUND" in reason:
             return _listed(session, name), ""
-        return None, "" if _NOT_THERE.search(reason) else f" ({reason})"
+        return None, "" if _NOT_THERE.search(reason) else reason
     details, facts = False, {}
     for key, value, *_ in rows:
         details = details or key.startswith("# Detailed Table")

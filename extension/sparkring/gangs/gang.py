@@ -380,7 +380,7 @@ class Gang:
         return []
 
     def _host_goes(self, rank: int, report: messages.HostGoing) -> list[Event]:
-        """Have all ranks save, now that the host of `rank` is going. If the gang ends anyway, end the rank at once."""
+        """Have all ranks save: the host of `rank` is shutting down. If the gang ends anyway, end the rank at once."""
         member = self._members.member_of[rank]
         if self._end is End.STOPPING or self._over or self.execution is None:
             self._outbox.send(member, messages.Stop(signal.SIGKILL, 0.0) if self._end else messages.GoNow())

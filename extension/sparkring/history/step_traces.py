@@ -43,7 +43,8 @@ class StepTraces:
         """Join the complete traces when the run is over. Return the summary, and which ranks have no trace, and why."""
         reports: list[TraceSaved | Notice] = []
         for problem, ranks in self._problems.items():
-            reports.append(Notice(time, f"there is no trace of {rank_list(sorted(ranks))}: {problem}"))
+            has = "has" if len(ranks) == 1 else "have"
+            reports.append(Notice(time, f"{rank_list(sorted(ranks))} {has} no trace: {problem}"))
         try:
             if self._steps:
                 paths = {rank: self._of(rank) for rank in sorted(self._steps)}
@@ -62,7 +63,8 @@ class StepTraces:
         return self._path / f"trace-{rank}.json.gz"
 
     def _unsaved(self, time: float, error: Exception) -> Notice:
-        return Notice(time, f"the trace could not be saved in {self._path}: {getattr(error, 'strerror', '') or error}")
+        reason = getattr(error, "strerror", "") or error
+        return Notice(time, f"cannot save the trace in {self._path}: {reason}. Free disk space, or set SPARKRING_HOME")
 
 
 def join(paths: dict[int, Path], target: Path) -> None:

@@ -86,13 +86,14 @@ class Columns(Params):  # type: ignore[misc]
 
 # Parameters of horovod.spark's estimators that have no meaning here, and what to know about some of them.
 NOT_USED = {
-    **dict.fromkeys(("compress_sparse_cols", "continuous_cols", "categorical_cols", "custom_objects", "data_module")),
+    **dict.fromkeys(("compress_sparse_cols", "continuous_cols", "categorical_cols", "data_module")),
     **dict.fromkeys(("inmemory_cache_all", "mp_start_method", "partitions_per_process", "reader_pool_type")),
     **dict.fromkeys(("shuffle_buffer_size", "train_reader_num_workers", "val_reader_num_workers")),
-    "backend_env": "set the variables in the notebook's os.environ",
-    "checkpoint_callback": "checkpoint_dir keeps checkpoints",
-    "run_id": "checkpoint_dir continues a fit that was interrupted",
-    "store": "SPARKRING_CACHE has the rows, and checkpoint_dir the checkpoints",
+    "backend_env": "Instead of backend_env, set the variables in the notebook's os.environ",
+    "checkpoint_callback": "Instead of checkpoint_callback, set checkpoint_dir",
+    "custom_objects": "Models and their classes are sent with the fit",
+    "run_id": "To continue a fit that was interrupted, set checkpoint_dir",
+    "store": "Instead of store, set SPARKRING_CACHE for the cached rows, and checkpoint_dir for checkpoints",
 }
 # Parameters of horovod.spark's estimators that change the training, and what there is instead.
 NOT_THERE = {
@@ -121,8 +122,7 @@ def of_horovod(who: str, given: dict[str, Any]) -> dict[str, Any]:
         del values[name]
     unused = sorted(values.keys() & NOT_USED.keys())
     if unused:
-        advice = "; ".join(f"{name}: {words}" for name in unused if (words := NOT_USED[name]))
-        tell(f"{who} does not use {', '.join(unused)}" + (f" ({advice})" if advice else ""))
+        tell(". ".join([f"{who} ignores {', '.join(unused)}", *filter(None, map(NOT_USED.get, unused))]))
     values = {name: value for name, value in values.items() if name not in NOT_USED}
     for name in values:
         if not isinstance(getattr(Fitting, name, None), Param):
@@ -174,8 +174,8 @@ class Fitting(Columns):
         who = type(self).__name__
         if not isinstance(self.value("num_proc"), int) or self.value("num_proc") == 0:
             raise OptionsError(
-                f"{who}: np={self.value('num_proc')!r}: expected a number of ranks, such as np=-2 for two processes on "
-                "this machine, or np=2 for two Spark tasks."
+                f"{who}: num_proc={self.value('num_proc')!r} (np for short): expected a number of ranks, such as -2 "
+                "for two processes on this machine, or 2 for two Spark tasks."
             )
         columns = ("feature_cols=['features']", "label_cols=['label']")
         for example in ("model=make_model", "optimizer=make_optimizer", "loss='mse'", *columns):

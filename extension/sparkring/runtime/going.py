@@ -1,4 +1,4 @@
-"""What a rank does when its host is going: after SIGTERM, it stays until a checkpoint is saved, but only for a while.
+"""What a rank does if its host is shut down: after SIGTERM, it stays until a checkpoint is saved, but only for a while.
 
 A process gets SIGTERM before its machine is taken away, for example by a spot market, a scheduler or Spark. If the code
 of the rank saves checkpoints, the rank tells the driver, which tells all ranks, because a checkpoint may need all of
@@ -34,7 +34,7 @@ class _Going:
         self.grace_s = 0.0
         self.points = 0  # how many save points the request's code has passed
         self.is_going = False  # whether this process has got SIGTERM
-        self.heard = False  # whether a host is going, this one or that of another rank
+        self.heard = False  # whether a host is shutting down, this one or that of another rank
         self.save_at: int | None = None
         self.deadline: float | None = None
         self.callbacks: list[Callable[[], object]] = []
@@ -78,13 +78,13 @@ def arm() -> None:
 
 
 def on_notice(call: Callable[[], object]) -> None:
-    """Have `call` called, in another thread, when a host is going."""
+    """Have `call` called, in another thread, when a host is shutting down."""
     arm()
     _now.callbacks.append(call)
 
 
 def point() -> bool:
-    """Pass a save point. Return whether the rank must save now, because a host is going."""
+    """Pass a save point. Return whether the rank must save now, because a host is shutting down."""
     with _now.changed:
         _now.points += 1
         if not _now.heard:
@@ -151,7 +151,7 @@ def _on_sigterm(number: int, frame: types.FrameType | None) -> None:
 
 
 def _notice() -> None:
-    """Tell the driver that this host is going, once, and end the process when its time is up."""
+    """Tell the driver that this host is shutting down, once, and end the process when its time is up."""
     with _now.changed:
         if _now.is_going or _now.tell is None:
             return

@@ -35,6 +35,7 @@ _LENGTH = struct.Struct("<Q")
 _TRIED, _LONGEST_WAIT = 8, 16_384
 FIRST_CHECKED_BYTES = 1 << 16  # without google-crc32c, longer data is not checked
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
+_ADVICE = "Write the file again, or leave it out of the paths."
 
 
 class Frames(NamedTuple):
@@ -75,7 +76,7 @@ def index_of(fs: AbstractFileSystem, path: str, size_bytes: int, *, local: bool)
             if compression:
                 end = records = 0
                 for buffer, frames in _inflated(file, first, path, compression):
-                    _checked_first(buffer, frames, path, end)
+                    _checked_first(buffer, frames, path, end, compression)
                     end, records = end + frames.end, records + len(frames.starts)
                 return RecordIndex(compression, (Group(0, end, records),) if records else ())
             record_starts: list[Array] = []
@@ -100,7 +101,7 @@ def index_of(fs: AbstractFileSystem, path: str, size_bytes: int, *, local: bool)
                     raise _cut_off(path, at + frames.end, size_bytes)
                 at = end
     except FileNotFoundError:
-        raise DataError(f"{path} has been removed while its records were counted.") from None
+        raise DataError(f"{path} has been removed while its records were counted. Call tfrecords() again.") from None
     except BROKEN as error:
         raise DataError(f"{path} cannot be read: {' '.join(str(error).split()).rstrip('.')}.") from error
     offsets = np.concatenate(record_starts)
@@ -123,7 +124,7 @@ def buffers(
             if index.compression:
                 end = 0
                 for buffer, frames in _inflated(file, file.read(CHUNK_BYTES), path, index.compression):
-                    _verified(verify, buffer, frames, path, end)
+                    _verified(verify, buffer, frames, path, end, index.compression)
                     yield buffer, frames, end
                     end += frames.end
                 return
@@ -133,11 +134,13 @@ def buffers(
             while len(data) < size and (more := file.read(size - len(data))):
                 data += more
     except FileNotFoundError:
-        raise DataError(f"{path} has been removed since it was opened.") from None
+        raise DataError(
+            f"{path} has been removed since it was opened. Call tfrecords() again, without this file."
+        ) from None
     buffer = np.frombuffer(data, np.uint8)
     frames = frames_in(buffer, path, group.begin)
     if frames.end != size or len(frames.starts) != group.records:
-        raise DataError(f"{path} has been rewritten since it was opened, or was cut off: open it again.")
+        raise DataError(f"{path} has been rewritten or truncated since it was opened. Call tfrecords() again.")
     _verified(verify, buffer, frames, path, group.begin)
     yield buffer, frames, group.begin
 
@@ -155,8 +158,8 @@ def is_record_file(fs: AbstractFileSystem, path: str) -> bool:
         return False
 
 
-def frames_in(buffer: Array, path: str, offset: int) -> Frames:
-    """Return the complete records in a buffer that begins with a record, at byte `offset` of the file.
+def frames_in(buffer: Array, path: str, offset: int, compression: str = "") -> Frames:
+    """Return the complete records in a buffer that begins with a record, at byte `offset` of the uncompressed file.
 
     Raise DataError if the checksum of a length is wrong.
     """
@@ -188,17 +191,17 @@ def frames_in(buffer: Array, path: str, offset: int) -> Frames:
     lengths = words_at(buffer, heads, "<u8").astype(np.int64) if len(heads) else heads
     wrong = np.flatnonzero(_masked_crc_of_lengths(lengths) != words_at(buffer, heads + 8, "<u4"))
     if len(wrong):
-        raise _wrong_length(path, offset + int(heads[wrong[0]]))
+        raise _wrong_length(path, byte_words(offset + int(heads[wrong[0]]), compression))
     if size - at >= HEAD:
-        _length(buffer, at, path, offset)
+        _length(buffer, at, path, offset, compression)
     return Frames(heads + HEAD, lengths, at)
 
 
 def _cut_off(path: str, at: int, size_bytes: int) -> DataError:
     """Return the error for a file that ends inside the record that begins at byte `at`."""
     return DataError(
-        f"{path} is cut off: the record at byte {at:,} goes on after the end of the file, at byte {size_bytes:,}. "
-        "Write the file again, or leave it out of the paths."
+        f"{path} is truncated: the record at byte {at:,} extends past the end of the file (byte {size_bytes:,}). "
+        f"{_ADVICE}"
     )
 
 
@@ -236,36 +239,39 @@ def _inflated(file: Any, first: bytes, path: str, compression: str) -> Iterator[
         except zlib.error as error:
             at = stored - len(chunk)
             raise DataError(
-                f"{path} is damaged after byte {at:,}: {compression} says `{error}`. Write the file again, or leave it "
-                "out of the paths."
+                f"{path} is damaged after byte {at:,}: decompression failed ({compression}: {error}). {_ADVICE}"
             ) from None
         data = rest + plain
         buffer = np.frombuffer(data, np.uint8)
-        frames = frames_in(buffer, path, offset)
+        frames = frames_in(buffer, path, offset, compression)
         if len(frames.starts):
             yield buffer, frames
         rest, offset = data[frames.end :], offset + frames.end
         chunk = file.read(CHUNK_BYTES)
     if rest or not inflate.eof:
         raise DataError(
-            f"{path} is cut off: its {compression} data ends at byte {stored:,}, inside the record that begins at byte "
-            f"{offset:,} of the uncompressed data. Write the file again, or leave it out of the paths."
+            f"{path} is truncated: the record at byte {offset:,} of the uncompressed data extends past the end of the "
+            f"{compression} data (byte {stored:,} of the file). {_ADVICE}"
         )
 
 
-def _length(buffer: Array, at: int, path: str, offset: int) -> int:
+def _length(buffer: Array, at: int, path: str, offset: int, compression: str = "") -> int:
     """Return the length in the head at `at`. Raise DataError if its checksum is wrong."""
     length = buffer[at : at + 8].view("<i8")
     if _masked_crc_of_lengths(length)[0] != buffer[at + 8 : at + HEAD].view("<u4")[0]:
-        raise _wrong_length(path, offset + at)
+        raise _wrong_length(path, byte_words(offset + at, compression))
     return int(length[0])
 
 
-def _wrong_length(path: str, at: int) -> DataError:
+def _wrong_length(path: str, at: str) -> DataError:
     return DataError(
-        f"{path} is damaged at byte {at:,}: the length of the record there does not match its checksum. Write the file "
-        "again, or leave it out of the paths."
+        f"{path} is damaged at {at}: the length of the record there does not match its checksum. {_ADVICE}"
     )
+
+
+def byte_words(at: int, compression: str) -> str:
+    """Say which byte is meant: of a compressed file, offsets are known in its uncompressed data."""
+    return f"byte {at:,}" + " of the uncompressed data" * bool(compression)
 
 
 def words_at(buffer: Array, at: Array, dtype: str) -> Array:
@@ -316,13 +322,21 @@ def _slow_crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def _checked_first(buffer: Array, frames: Frames, path: str, offset: int) -> None:
+def _checked_first(buffer: Array, frames: Frames, path: str, offset: int, compression: str = "") -> None:
     """Check the data of a file's first record, if it is in this buffer and not too long."""
     if not offset and len(frames.starts) and frames.lengths[0] <= FIRST_CHECKED_BYTES:
-        _verified(_crc32c() or _slow_crc32c, buffer, Frames(frames.starts[:1], frames.lengths[:1], 0), path, offset)
+        first = Frames(frames.starts[:1], frames.lengths[:1], 0)
+        _verified(_crc32c() or _slow_crc32c, buffer, first, path, offset, compression)
 
 
-def _verified(crc32c: Callable[[Any], int] | None, buffer: Array, frames: Frames, path: str, offset: int) -> None:
+def _verified(
+    crc32c: Callable[[Any], int] | None,
+    buffer: Array,
+    frames: Frames,
+    path: str,
+    offset: int,
+    compression: str = "",
+) -> None:
     """Raise DataError if the data of a record does not match its checksum. Without `crc32c`, nothing is checked."""
     if crc32c is None:
         return
@@ -331,7 +345,7 @@ def _verified(crc32c: Callable[[Any], int] | None, buffer: Array, frames: Frames
     crcs = np.array([crc32c(bytes(whole[start:end])) for start, end in spans], np.uint32)
     wrong = np.flatnonzero(_masked(crcs) != words_at(buffer, ends, "<u4"))
     if len(wrong):
+        at = byte_words(offset + int(frames.starts[wrong[0]]) - HEAD, compression)
         raise DataError(
-            f"{path} is damaged at byte {offset + int(frames.starts[wrong[0]]) - HEAD:,}: the data of the record there "
-            "does not match its checksum. Write the file again, or leave it out of the paths."
+            f"{path} is damaged at {at}: the data of the record there does not match its checksum. {_ADVICE}"
         )

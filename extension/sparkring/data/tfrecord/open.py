@@ -33,7 +33,7 @@ from sparkring.data.tfrecord.features import (
     value_type,
     values_of,
 )
-from sparkring.data.tfrecord.framing import HEAD, RecordIndex, buffers, index_of, is_record_file
+from sparkring.data.tfrecord.framing import HEAD, RecordIndex, buffers, byte_words, index_of, is_record_file
 from sparkring.data.tfrecord.schema import STRING, has_schema, read_schema
 from sparkring.data.where import nearest
 from sparkring.errors import DataError
@@ -99,7 +99,7 @@ class OpenedRecords:
                             buffer[begin:end], starts - begin, lengths, wanted, known=form.known, batched=form.batched
                         )
                     except Unfit as error:
-                        raise _unfit(path, error, offset + int(starts[error.record]) - HEAD) from None
+                        raise _unfit(path, error, offset + int(starts[error.record]) - HEAD, index) from None
 
 
 def open_records(
@@ -122,7 +122,7 @@ def open_records(
     """
     sources = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not sources:
-        raise DataError("the list of paths is empty.")
+        raise DataError("tfrecords(): the list of paths is empty. Name at least one file or folder.")
     places = [locate(path) for path in sources]
     fs, local = places[0].fs, places[0].local
     name = ", ".join(os.fspath(path) for path in sources[:3]) + (f", … ({len(sources)})" if len(sources) > 3 else "")
@@ -130,12 +130,12 @@ def open_records(
         raise DataError(f"{name}: these paths are on different file systems; use one file system per data set.")
     listed = [file for place in places for file in files_at(place)]
     if not listed:
-        raise DataError(f"{name}: there is no TFRecord file in this folder.")
+        raise DataError(f"{name}: tfrecords() has found no file there. Check the path.")
     doing = f"counting the records of {name}"
     indexes = at_once(lambda file: index_of(fs, file.path, file.size_bytes, local=local), listed, doing)
     whole = next((number for number, index in enumerate(indexes) if index.groups), None)
     if whole is None:
-        raise DataError(f"{name}: it has no rows.")
+        raise DataError(f"{name}: tfrecords() has found no record there. Check the path, or write the files again.")
     partitioned, kinds = partitions_in([file.below for file in listed])
     keys = {key for part in partitioned for key, _ in part}
     if any({key for key, _ in part} != keys for part in partitioned):  # folders that happen to have such names
@@ -212,12 +212,12 @@ class _Probe:
     def __init__(self, fs: AbstractFileSystem, path: str, index: RecordIndex, *, local: bool) -> None:
         buffer, frames, offset = next(buffers(fs, path, index, index.groups[0], local=local))
         starts, lengths = frames.starts[:PROBED_RECORDS], frames.lengths[:PROBED_RECORDS]
-        self._data, self._path = buffer[: int(starts[-1] + lengths[-1])], path
+        self._data, self._path, self._index = buffer[: int(starts[-1] + lengths[-1])], path, index
         self._offsets, self._records = offset + starts - HEAD, len(starts)
         try:
             self._entries: Entries = entries_of(self._data, starts, starts + lengths)
         except Unfit as error:
-            raise _unfit(path, error, int(self._offsets[error.record])) from None
+            raise _unfit(path, error, int(self._offsets[error.record]), index) from None
         self._at: dict[str, Any] = {}
         self._in_steps: dict[str, bool] = {}
         for (name, in_steps), at in names_of(self._data, self._entries).items():
@@ -239,7 +239,7 @@ class _Probe:
             try:
                 column = self._column(name, (schema or {}).get(name), batched=batched)
             except Unfit as error:
-                raise _unfit(self._path, error, int(self._offsets[error.record])) from None
+                raise _unfit(self._path, error, int(self._offsets[error.record]), self._index) from None
             if column is None:
                 continue
             lacking = self._records - len(np.unique(self._entries.record[self._at[name]]))
@@ -299,7 +299,9 @@ def _wanted(name: str, wanted: Any, kind: str) -> tuple[str, tuple[int, ...] | N
         ) from None
     if text and kind != "bytes":
         held = "floats" if kind == "float" else "integers"
-        raise DataError(f"schema={{'{name}': {wanted!r}}}: the feature holds {held}: give the dtype of numbers.")
+        raise DataError(
+            f"schema={{'{name}': {wanted!r}}}: the feature holds {held}. Give a numeric dtype, such as 'float32'."
+        )
     return named, sizes
 
 
@@ -307,7 +309,7 @@ def _known(dtype: str, name: str) -> str:
     try:
         value_type(dtype)
     except TypeError:
-        raise DataError(f"column `{name}` is {dtype}, which can only be read by TensorFlow: install it.") from None
+        raise DataError(f"column `{name}` is {dtype}, which only TensorFlow can read. Install TensorFlow.") from None
     return dtype
 
 
@@ -322,7 +324,7 @@ def _rows_of_groups(
             try:
                 rows += int(rows_of_records(buffer, frames.starts, frames.lengths, column).sum())
             except Unfit as error:
-                raise _unfit(path, error, offset + int(frames.starts[error.record]) - HEAD) from None
+                raise _unfit(path, error, offset + int(frames.starts[error.record]) - HEAD, index) from None
         size_bytes = group.end - group.begin
         groups.append(RowGroup(rows, size_bytes, size_bytes, rows))
     return tuple(groups)
@@ -332,5 +334,5 @@ def _version(size_bytes: int, index: RecordIndex) -> str:
     return hashlib.sha256(repr((size_bytes, index)).encode()).hexdigest()[:16]
 
 
-def _unfit(path: str, error: Unfit, at: int) -> DataError:
-    return DataError(f"{path}: the record at byte {at:,} {error}.")
+def _unfit(path: str, error: Unfit, at: int, index: RecordIndex) -> DataError:
+    return DataError(f"{path}: the record at {byte_words(at, index.compression)} {error}.")

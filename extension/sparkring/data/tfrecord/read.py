@@ -87,7 +87,7 @@ def tfrecords(
 
     Returns Records for a folder of write_tfrecord() that TensorFlow can read, and otherwise Shards.
 
-    Raises DataError if there is no file or no row, a file is cut off or damaged, a feature does not exist, a record
+    Raises DataError if there is no file or no row, a file is truncated or damaged, a feature does not exist, a record
     does not have the types of the first records, or there are fewer rows than ranks.
     """
     if remainder not in ("drop", "pad"):

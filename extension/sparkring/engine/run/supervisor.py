@@ -91,6 +91,7 @@ class Supervisor:
         self.warm = warm
         self.deadline = deadline_of(run.options) if deadline is None else deadline
         self._began = time.time()
+        self._asked_at = 0.0  # when a rank last waited for the user's input
         self._slow_at = time.monotonic() + gang.launcher.slow_after_s
         self._look_at = 0.0
         self._idle_gpus = IdleGpus()
@@ -137,7 +138,7 @@ class Supervisor:
         if time.monotonic() > self.deadline:
             return self._timed_out()
         limit_s, moved = self.options.step_timeout_s, progress.moved_at(self.recorder.record)
-        if limit_s is not None and moved and time.time() - max(moved, self._began) > limit_s:
+        if limit_s is not None and moved and time.time() - max(moved, self._began, self._asked_at) > limit_s:
             return self._timed_out(stalled=True)
         reason = self.calls_off()
         if reason:
@@ -299,6 +300,8 @@ class Supervisor:
         record = self.recorder.record
         for rank, answer in self.questions.answers(record, self.interrupts, lambda: self._poll(POLL_S), over):
             self.gang.answer(rank, answer)
+        if record.questions:
+            self._asked_at = time.time()
 
     def _look_for_a_stall(self) -> None:
         """If the ranks have been silent for `stall_after_s` at different points of the code, report where each one is.

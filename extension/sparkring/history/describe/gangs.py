@@ -82,7 +82,9 @@ def unread_change(name: str) -> str:
 
 def host_goes(rank: int, host: str, grace_s: float) -> str:
     """Say that a rank has got SIGTERM, and that the ranks save a checkpoint before it ends."""
-    return f"rank {rank}'s host {host} is going (SIGTERM): the ranks save at their next step, within {grace_s:g} s"
+    return (
+        f"rank {rank}: host {host} is shutting down (SIGTERM); the ranks save at their next step, within {grace_s:g} s"
+    )
 
 
 def unlike_weights(reports: Mapping[int, ModelWeights], makes_ring: Mapping[str, str]) -> str:

@@ -328,17 +328,26 @@ def verdict_words(record: RunRecord) -> str:
         case "data":
             return f"{who} wait{s} {share} of the time for data{where}: {_data_advice(place)}"
         case "save":
-            return f"{who} spend{s} {share} of the time saving{where}: save less often, or in the background"
+            return (
+                f"{who} spend{s} {share} of the time saving{where}: save less often; if you save with other code, such "
+                "as torch.save, use checkpoints(), which writes in the background"
+            )
         case "idle":
-            return f"{who} sleep{s} {share} of the time, or wait{s} for a lock, a file or the network{where}"
+            are, at = "are" if len(ranks) > 1 else "is", place_words(place)
+            return (
+                f"{who} {are} blocked {share} of the time (sleep, lock, file or network)"
+                + (f" in {at}" if at else "")
+                + ": see the tab Timeline"
+            )
         case "queued":
             return (
-                f"{who} could run, but wait{s} {share} of the time for a free core: start fewer ranks or threads "
-                "(OMP_NUM_THREADS), or end other programs"
+                f"{who} wait{s} for a free CPU core {share} of the time: use fewer ranks, lower OMP_NUM_THREADS, or "
+                "stop other programs"
             )
         case "one core":
-            more = f"more ranks (-n -{judged.cores})" if len(ranks) == 1 else "worker processes"
-            return f"{who} use{s} one of {judged.cores} cores{where}: Python runs this code on one core; try {more}"
+            more = f"try -n -{judged.cores}; otherwise, use worker processes"
+            more = f"If the work can be divided among ranks, {more}" if len(ranks) == 1 else "Try worker processes"
+            return f"{who} use{s} one of {judged.cores} cores{where}: this Python code runs on one core. {more}"
         case "collective":
             return (
                 f"Ranks spend {share} of the time in collectives{where}, and none is much slower than the others: try "
@@ -350,22 +359,27 @@ def verdict_words(record: RunRecord) -> str:
 
 def _slow_words(record: RunRecord, judged: Verdict) -> str:
     others = len(record.taking_part) - len(judged.ranks)
+    s = "s" if others == 1 else ""
+    who = "The other ranks"
     if others == 1:
         [other] = (rank.rank for rank in record.taking_part if rank.rank not in judged.ranks)
-        who = f"Rank {other} waits"
-    else:
-        who = "The other ranks wait"
-    when = "at the end" if judged.at_end else "of the time"
+        who = f"Rank {other}"
     ratio = f"{judged.ratio:.1f}×" if judged.ratio < 10 else "more than 10×"
-    own = "whose" if len(judged.ranks) == 1 else "each of whose"
-    waited = f"{who} {_percent(judged.share)} {when} for {rank_list(judged.ranks)}"
-    words = f"{waited}, {own} own part takes {ratio} as long"
+    share, slow = _percent(judged.share), rank_list(judged.ranks)
+    waited = f"{who} wait{s} {share} of the time for {slow}"
+    if judged.at_end:
+        waited = f"{who} finish{'es' if s else ''} first, and wait{s} for {slow} during {share} of the run"
+    words = f"{waited}, whose own work takes {ratio} as long"
     where = place_words(judged.place)
     if judged.place is None or not where:
         return words
     rows = _rows_ratio(record, judged.ranks)
-    read = f"; it has read {rows:.1f}× as many rows" if rows >= LEAST_RATIO and len(judged.ranks) == 1 else ""
-    part = "" if judged.part >= ALL else f"{_percent(judged.part)} of the difference is "
+    read = (
+        f"; it has read {rows:.1f}× as many rows as the others"
+        if rows >= LEAST_RATIO and len(judged.ranks) == 1
+        else ""
+    )
+    part = "" if judged.part >= ALL else f"{_percent(judged.part)} of the extra time is "
     return f"{words}: {part}in {where}{read}{_slow_advice(judged)}"
 
 
@@ -382,14 +396,14 @@ def _rows_ratio(record: RunRecord, slow: Sequence[int]) -> float:
 
 def _slow_advice(judged: Verdict) -> str:
     if judged.threads:
-        return "; other threads of its process compute as well, and only one thread at a time runs Python code"
+        return "; other threads of its process also run Python code and compete for the GIL"
     match judged.place.phase if judged.place else "":
         case "data":
             return f"; {_data_advice(judged.place)}"
         case "save":
-            return "; save in the background, or let each rank save a part"
+            return "; use checkpoints(sharded=True)"
         case "start":
-            return "; it begins later than the others"
+            return "; its imports or compilation take longer"
         case "idle":
             return ", where it sleeps or waits"
     return ""
@@ -400,13 +414,13 @@ def _data_advice(place: SpentAt | None) -> str:
     if what == "DataLoader without workers":
         return "num_workers= moves this into worker processes"
     if what == "DataLoader":
-        return "more num_workers, or less work for each row"
+        return "raise num_workers=, or do less work per row"
     if what == "shards":
-        return "as_torch(workers=2) reads in other processes; leave out columns that are not used"
+        return "leave out columns that are not used, or do less work per row"
     if what == "tf.data":
         return "map(…, num_parallel_calls=tf.data.AUTOTUNE) and prefetch(tf.data.AUTOTUNE)"
     if what == "Petastorm":
-        return "more workers_count"
+        return "raise workers_count="
     return "read ahead in a thread or in worker processes"
 
 

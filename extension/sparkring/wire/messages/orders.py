@@ -254,7 +254,7 @@ class EndItem(NamedTuple):
 
 
 class SaveSoon(NamedTuple):
-    """A host is going. Save at the save point `number`; if it is 0, first answer with a SavePoint."""
+    """A host is shutting down. Save at the save point `number`; if it is 0, first answer with a SavePoint."""
 
     number: Count = 0
 

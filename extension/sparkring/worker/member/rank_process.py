@@ -57,7 +57,7 @@ class RankProcess:
             self.state = Stopping(time.monotonic() + grace_s)
 
     def notice(self) -> None:
-        """Tell the rank, but not what it has started, that this host is going."""
+        """Tell the rank, but not what it has started, that this host is shutting down."""
         if self.exit is None:
             os.kill(self.pid, signal.SIGTERM)
 

@@ -71,7 +71,10 @@ class StepTrace:
     def end(self) -> None:
         """Send what has been recorded by now, if nothing has been sent before."""
         if not self._is_sent and self._profiler is None:
-            self._fail(f"no optimizer of PyTorch has made more than {FIRST} steps")
+            self._fail(
+                f"fewer than {FIRST + 1} optimizer steps were run, and the first {FIRST} are not recorded. Train for "
+                f"at least {FIRST + STEPS} steps"
+            )
         self._send()
 
     def _begin(self) -> None:
@@ -99,7 +102,10 @@ class StepTrace:
             self._fail(f"{type(error).__name__}: {error}")
             return
         if len(data) > MOST_BYTES:
-            self._fail(f"it has more than {MOST_BYTES >> 20} MiB")
+            self._fail(
+                f"the compressed trace is larger than {MOST_BYTES >> 20} MiB. Use torch.profiler in the cell, with a "
+                "shorter schedule"
+            )
             return
         self._is_sent = True
         steps = min(self._steps - FIRST, STEPS)
