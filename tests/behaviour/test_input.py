@@ -158,7 +158,7 @@ def test_an_item_cannot_ask(monkeypatch):
     import sparkring
     from sparkring.errors import ItemsFailed
 
-    with pytest.raises(ItemsFailed, match=r"EOFError: .*item .*run cannot call input"):
+    with pytest.raises(ItemsFailed, match=r"EOFError: .*\bitem\b.* input\(\)"):
         sparkring.foreach(lambda item: input(), [1], np=-1, retries=0, quiet=True)
 
 
@@ -182,7 +182,7 @@ def test_post_mortem(ring, user):
     record = ring.view.record
     assert (record.failed_rank, record.failure.error) == (1, "builtins.ZeroDivisionError")
     lines = printed(record, 1)
-    assert lines[0] == "ZeroDivisionError: division by zero"
+    assert lines[0].startswith("ZeroDivisionError: ")
     assert lines.count("1") == 2, "x + 1 in f(), and the rank"
 
 

@@ -181,7 +181,7 @@ def test_sequence_examples(tmp_path):
     write(tmp_path / "uneven" / "a", uneven)
     (table,) = tfrecords(tmp_path / "uneven", batch_size=2, shuffle=False).as_arrow()
     assert table.to_pylist()[0] == {"id": 1, "s": [[0.0, 0.5]], "t": [0]}
-    with pytest.raises(DataError, match="rows of different lengths"):
+    with pytest.raises(DataError, match=r"`[st]` .*lengths"):
         next(tfrecords(tmp_path / "uneven", batch_size=2).as_numpy())
     padded = tfrecords(
         tmp_path / "uneven",
@@ -206,7 +206,7 @@ def test_a_batch_in_each_example(tmp_path):
     assert all((batch["x"][:, 1] == batch["y"]).all() for batch in batches)
     with pytest.raises(DataError, match="`x` holds bytes"):
         tfrecords(tmp_path, **options)
-    with pytest.raises(DataError, match=r"byte 0 has 3 rows of the feature `y`, but 6 of `x`"):
+    with pytest.raises(DataError, match=r"byte 0 .*\b3 .*`y`.*\b6 .*`x`"):
         list(tfrecords(tmp_path, schema={"x": ("float32", (2,)), "y": "int64"}, **options).as_numpy())
 
 
@@ -225,11 +225,11 @@ def test_missing_features_and_other_lengths(tmp_path):
 
 
 LATER = {
-    "lacks": (example(x=[1.0]), r"lacks the feature `y`.*fill="),
-    "type": (example(x=[1], y=[1]), "has integers in the feature `x`, which holds floats"),
-    "more": (example(x=[1.0], y=[1], z=[b"new"]), "has the feature `z`"),
-    "longer": (example(x=[1.0, 2.0], y=[1]), "has 2 values of the feature `x`"),
-    "no example": (b"anything", "is no tf.train.Example"),
+    "lacks": (example(x=[1.0]), r"`y`.*fill="),
+    "type": (example(x=[1], y=[1]), "integers .*`x`.*floats"),
+    "more": (example(x=[1.0], y=[1], z=[b"new"]), "`z`"),
+    "longer": (example(x=[1.0, 2.0], y=[1]), r"\b2 .*`x`"),
+    "no example": (b"anything", r"tf\.train\.Example"),
 }
 
 
@@ -242,7 +242,7 @@ def test_records_that_change(tmp_path, later, monkeypatch):
     path = write(tmp_path / "a", [*good, record])
     at = len(framed(good))
     data = tfrecords(tmp_path, batch_size=21)
-    with pytest.raises(DataError, match=rf"{path}: the record at byte {at} {words}"):
+    with pytest.raises(DataError, match=rf"{path}: .*byte {at} .*{words}"):
         list(data.as_numpy())
 
 
@@ -367,18 +367,18 @@ def flipped(content, at):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (WHOLE[:-1], rf"cut off: the record at byte {BEGINS[9]} .* at byte {len(WHOLE) - 1}"),
-        (WHOLE[: BEGINS[4] + 5], rf"cut off: the record at byte {BEGINS[4]} "),
-        (WHOLE[:12], "cut off: the record at byte 0 "),
-        (WHOLE[:5], "is not a TFRecord file, or is damaged at byte 0"),
-        (flipped(WHOLE, BEGINS[3]), rf"damaged at byte {BEGINS[3]}: the length"),
-        (flipped(WHOLE, BEGINS[3] + 6), rf"damaged at byte {BEGINS[3]}: the length"),
-        (flipped(WHOLE, 20), "damaged at byte 0: the data"),
-        (gzip.compress(WHOLE)[:-20], r"cut off: its GZIP data ends at byte \d+"),
-        (zlib.compress(WHOLE)[:-3], "cut off: its ZLIB data"),
-        (flipped(gzip.compress(WHOLE), -6), "damaged after byte 0: GZIP"),
-        (b"PAR1" + bytes(100), r"is a Parquet file.*shards\(\)"),
-        (b"id,name\n1,x\n" * 9, "is not a TFRecord file"),
+        (WHOLE[:-1], rf"byte {BEGINS[9]} .*byte {len(WHOLE) - 1}\b"),
+        (WHOLE[: BEGINS[4] + 5], rf"byte {BEGINS[4]} .*byte {BEGINS[4] + 5}\b"),
+        (WHOLE[:12], r"byte 0 .*byte 12\b"),
+        (WHOLE[:5], r"not a TFRecord file.*byte 0\b"),
+        (flipped(WHOLE, BEGINS[3]), rf"damaged .*byte {BEGINS[3]}: .*length"),
+        (flipped(WHOLE, BEGINS[3] + 6), rf"damaged .*byte {BEGINS[3]}: .*length"),
+        (flipped(WHOLE, 20), "damaged .*byte 0: .*data"),
+        (gzip.compress(WHOLE)[:-20], r"GZIP .*byte \d+.*byte \d+"),
+        (zlib.compress(WHOLE)[:-3], r"ZLIB .*byte \d+.*byte \d+"),
+        (flipped(gzip.compress(WHOLE), -6), "damaged .*byte 0: GZIP"),
+        (b"PAR1" + bytes(100), r"Parquet file.*shards\(\)"),
+        (b"id,name\n1,x\n" * 9, "not a TFRecord file"),
     ],
     ids=range(12),
 )
@@ -386,7 +386,7 @@ def test_damaged_files(tmp_path, content, words, monkeypatch):
     """The error names the file and the byte, before any rank is started; nothing is left out without a word."""
     write(tmp_path / "a", numbered(0, 10))
     (tmp_path / "b").write_bytes(content)
-    with pytest.raises(DataError, match=f"{tmp_path}/b.* {words}|{tmp_path}/b {words}"):
+    with pytest.raises(DataError, match=rf"{tmp_path}/b\b.* {words}"):
         tfrecords(tmp_path)
     monkeypatch.setattr(framing, "CHUNK_BYTES", 100)
     with pytest.raises(DataError, match=f"{tmp_path}/b"):
@@ -398,7 +398,7 @@ def test_the_data_of_every_record_is_checked_where_it_is_fast(tmp_path, monkeypa
     (tmp_path / "a").write_bytes(flipped(WHOLE, BEGINS[7] - 5))
     assert len(ys(tfrecords(tmp_path, batch_size=10))) == 10
     monkeypatch.setattr(framing, "_crc32c", lambda: framing._slow_crc32c)
-    with pytest.raises(DataError, match=f"damaged at byte {BEGINS[6]}: the data"):
+    with pytest.raises(DataError, match=rf"damaged .*byte {BEGINS[6]}: .*data"):
         ys(tfrecords(tmp_path, batch_size=10))
 
 
@@ -407,10 +407,10 @@ def test_files_that_change(tmp_path):
     path = write(tmp_path / "a", numbered(0, 10))
     data = tfrecords(tmp_path, batch_size=2)
     os.truncate(path, BEGINS[5])
-    with pytest.raises(DataError, match="rewritten since it was opened, or was cut off"):
+    with pytest.raises(DataError, match=rf"{path} .*rewritten"):
         ys(data)
     path.unlink()
-    with pytest.raises(DataError, match="removed since it was opened"):
+    with pytest.raises(DataError, match=rf"{path} .*removed"):
         ys(data)
 
 
@@ -435,7 +435,7 @@ def test_what_is_not_there(tmp_path):
         with pytest.raises((DataError, OptionsError), match=words):
             tfrecords(tmp_path, **options)
     write(tmp_path / "a", [example(label=[300])] * 4)
-    with pytest.raises(DataError, match=r"byte 0 .*`label` that is no uint8"):
+    with pytest.raises(DataError, match=r"byte 0 .*`label`.* uint8"):
         next(tfrecords(tmp_path, batch_size=2, schema={"label": "uint8"}).as_numpy())
     with pytest.raises(DataError, match=r"tfrecords\(\)"):
         shards(write(tmp_path / "b.tfrecord", numbered(0, 3)))
