@@ -122,8 +122,9 @@ def test_files(folder, tmp_path):
 
 def test_a_dataframe(spark, folder):
     """So do Spark's tasks, whose rows have keys in a column that the model does not use."""
-    frame = spark.createDataFrame([(float(n), key) for n, key in enumerate("abcab")], "x float, model_id string")
-    scored = sparkring.predict(frame, folder, make_model, inputs={"x": ["x"]}, key="model_id", idle_s=1)
+    pairs = [(float(n), key) for n, key in enumerate("abcab")]
+    frame = spark.createDataFrame(pairs, "x float, model_id string").coalesce(1)
+    scored = sparkring.predict(frame, folder, make_model, inputs={"x": ["x"]}, key="model_id", idle_s=0.3)
     rows = scored.collect()
     assert [row.prediction for row in rows] == [FACTORS[row.model_id] * row.x for row in rows]
     assert scored.columns == ["x", "model_id", "prediction"]

@@ -186,6 +186,7 @@ def test_post_mortem(ring, user):
     assert lines.count("1") == 2, "x + 1 in f(), and the rank"
 
 
+@pytest.mark.any_launcher
 def test_post_mortem_without_a_user(ring, monkeypatch):
     def refuse(prompt):
         raise EOFError
@@ -196,6 +197,7 @@ def test_post_mortem_without_a_user(ring, monkeypatch):
     assert ring.view.record.failure.error == "builtins.ZeroDivisionError"
 
 
+@pytest.mark.any_launcher
 def test_an_interrupt_ends_a_post_mortem(ring, monkeypatch):
     def interrupt(prompt):
         raise KeyboardInterrupt
@@ -206,6 +208,7 @@ def test_an_interrupt_ends_a_post_mortem(ring, monkeypatch):
     assert ring.view.record.outcome == "interrupted"
 
 
+@pytest.mark.any_launcher
 def test_the_user_switches_to_another_rank(ring, user, monkeypatch):
     """After an answer, the same rank asks again, until it goes on. `rank N` continues with another rank's prompt."""
     user += ["p 10 + rank", "rank 7", "other", "p 10 + rank", "continue", "p 20 + rank", "continue"]
