@@ -264,7 +264,7 @@ def test_iceberg_and_plain_folders(tmp_path):
             open_dataset(tmp_path / path)
     shutil.rmtree(tmp_path / "ice/metadata")
     for choice in ({"version": 1}, {"timestamp": "2026-01-31"}):
-        with pytest.raises(DataError, match="Delta table"):
+        with pytest.raises(DataError, match=rf"Delta table.* {next(iter(choice))}="):
             open_dataset(tmp_path / "ice", **choice)
 
 
