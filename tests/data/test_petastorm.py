@@ -312,6 +312,7 @@ def test_compressed_images():
     assert (field.codec.decode(field, field.codec.encode(field, image)) == image).all()
 
 
+@pytest.mark.extended("library", "test_ranks_that_all_read_all_rows_are_told")
 def test_a_converter_under_petastorms_own_name(pair, spark, tmp_path):
     """The converter of petastorm.spark reads all rows on each rank. A notice says so, instead of a logging error."""
     from petastorm.spark import SparkDatasetConverter as Real
