@@ -148,9 +148,9 @@ def check_streams(ring: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         for rank in range(size):
             lines = [(line.stream, line.text) for line in ring.view.record.recent if line.rank == rank]
             assert sorted(text for stream, text in lines if stream == "stdout") == [
-                "by copy 1",
                 "by a method",
                 "by click",
+                "by copy 1",
             ]
             texts = [text for stream, text in lines if stream == "stderr"]
             texts.remove("WARNING: Logging before flag parsing goes to stderr.")
