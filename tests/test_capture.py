@@ -296,7 +296,7 @@ def test_missing_without_a_near_one() -> None:
     [("sparkring.log(loss=1)", "import sparkring"), ("store = checkpoints()", "from sparkring import checkpoints")],
 )
 def test_a_missing_import_of_the_package(cell: str, hint: str) -> None:
-    assert str(error(cell, notebook())).endswith(f"in the notebook. Add `{hint}` to the cell.")
+    assert mentions(str(error(cell, notebook())), f"`{hint}`")
 
 
 def test_all_missing_names_at_once() -> None:
@@ -1636,12 +1636,12 @@ def test_names_to_pull_that_the_cell_does_not_bind(cell, error):
         return
     with pytest.raises(CaptureError) as caught:
         capture(cell, namespace, pull=("modle",))
-    assert str(caught.value) == f"--pull modle: the cell {error}"
+    assert mentions(str(caught.value), "--pull modle:", error)
 
 
 def test_a_name_to_pull_that_only_the_notebook_has():
     """Such a name is not on the ranks, unless the cell reads it."""
-    with pytest.raises(CaptureError, match="neither assigns nor uses `x`"):
+    with pytest.raises(CaptureError, match=r"--pull x: .* uses `x`"):
         capture("1", {"x": [1]}, pull=("x",))
     assert capture("x.append(1)", {"x": [1]}, pull=("x",)).sent == ["x"]
 

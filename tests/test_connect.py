@@ -246,7 +246,9 @@ def test_rings(attempts):
     assert mentions(answers.pop("a_time_limit"), "RunTimeout", "3 s")
     too_few = ("SlotsError", "9 task slots", "4 in all", "other sessions", "local[4]", "127.0.0.1", "-n 4")
     assert mentions(answers.pop("too_few_slots"), *too_few)
-    assert answers.pop("slots") == ["Spark (n > 0)", "4", "?", "local[4] through Spark Connect at 127.0.0.1"]
+    kind, total, idle, where = answers.pop("slots")
+    assert (kind, total, idle) == ("Spark (n > 0)", "4", "?")
+    assert mentions(where, "local[4]", "Spark Connect", "127.0.0.1")
     assert answers.pop("a_warm_gang") == [10, 20]
     values, lock = answers.pop("the_environment")
     assert values == [[5, lock]] * 2
@@ -267,7 +269,7 @@ def test_frames(attempts):
     assert sorted(answers.pop("partitions")) == [0, 0, 0, 0, 90]
     assert sum(answers.pop("shards")) == 2002.5
     assert answers.pop("a_view_by_its_name") == [90, [30, 30, 30]]
-    assert "the Spark session has no table or view of this name." in answers.pop("a_name_of_nothing")
+    assert mentions(answers.pop("a_name_of_nothing"), "Spark session", "no table")
     assert answers.pop("predict") == [1.0, 2.0, 3.0]
     assert answers.pop("predict_udf") == [0.0, 3.0, 6.0]
     assert answers.pop("an_estimator") == [2, True]

@@ -65,10 +65,16 @@ def test_how_a_ring_forms(settings, master, slots, expected):
     assert dynamic_allocation(cluster(settings, master)) == (settings == ON and master != "local[4]")
 
 
-def test_errors_about_barrier_stages():
-    assert refuses_barrier("SparkException: [SPARK-24942]: Barrier execution mode does not support dynamic resource …")
-    assert refuses_barrier("[SPARK-24820][SPARK-24821]: Barrier execution mode does not allow the following pattern …")
-    assert not refuses_barrier("Could not recover from a failed barrier ResultStage. Most recent failure reason: …")
+@pytest.mark.parametrize(
+    ("error", "refuses"),
+    [
+        ("SparkException: [SPARK-24942]: Barrier execution mode does not support dynamic resource …", True),
+        ("[SPARK-24820][SPARK-24821]: Barrier execution mode does not allow the following pattern …", True),
+        ("Could not recover from a failed barrier ResultStage. Most recent failure reason: …", False),
+    ],
+)
+def test_errors_about_barrier_stages(error, refuses):
+    assert refuses_barrier(error) is refuses
 
 
 @pytest.mark.parametrize(

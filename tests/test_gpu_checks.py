@@ -216,7 +216,7 @@ def test_torch_is_never_downloaded(runner: ModuleType, monkeypatch: pytest.Monke
     """If it is missing, the error has the command to install it, unless it is in the folder of wheels."""
     without = python_that(tmp_path, "echo \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1")
     monkeypatch.setattr(sys, "executable", without)
-    with pytest.raises(runner.CannotRun, match=f"`{without} -m pip install torch`"):
+    with pytest.raises(runner.CannotRun, match=rf"`{without} .*pip install torch`"):
         runner.Setup({}, time.time() + 60).check()
     wheels = {gpu_machine.WHEELS: str(tmp_path)}
     with pytest.raises(runner.CannotRun, match="has no PyTorch"):
@@ -225,7 +225,7 @@ def test_torch_is_never_downloaded(runner: ModuleType, monkeypatch: pytest.Monke
     setup = runner.Setup(wheels, time.time() + 60)
     setup.check()
     assert (setup.env["PIP_NO_INDEX"], setup.env["PIP_FIND_LINKS"]) == ("1", tmp_path.as_uri())
-    with pytest.raises(runner.CannotRun, match="is not a folder"):
+    with pytest.raises(runner.CannotRun, match=r"not .*folder"):
         runner.Setup({gpu_machine.WHEELS: str(tmp_path / "none")}, time.time() + 60).check()
     monkeypatch.setattr(sys, "executable", python_that(tmp_path, "echo"))
     with pytest.raises(runner.CannotRun, match="build without CUDA"):

@@ -379,7 +379,7 @@ def test_the_model_process(tmp_path, monkeypatch, no_folder_left):
     open_to_all = folder / "sparkring-model-open"
     open_to_all.mkdir()
     open_to_all.chmod(0o755)
-    with pytest.raises(RuntimeError, match="others can enter it"):
+    with pytest.raises(RuntimeError, match=rf"{open_to_all} .*others"):
         task("open", model, batches())
     open_to_all.rmdir()
 
@@ -666,7 +666,7 @@ def test_a_folder_with_files_of_other_packages(tmp_path):
         for model, told in ((folder, how), (folder / name, f"{name} is not a directory of checkpoints")):
             with pytest.raises(OptionsError, match=told):
                 Settings(model, ["x"]).source()
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint\b"):
         Settings(tmp_path / "nothing", ["x"]).source()
     with pytest.raises(OptionsError, match=r"dict, perhaps .*weights"):
         Settings({"weight": 1}, ["x"]).source()
@@ -746,9 +746,9 @@ def test_the_first_rows_go_through_the_model_here(frame):
     }.items():
         with pytest.raises((DataError, OptionsError), match=message):
             sparkring.predict(frame, net, **options)
-    with pytest.raises(OptionsError, match="the DataFrame is empty"):
+    with pytest.raises(OptionsError, match=r"DataFrame .*empty"):
         sparkring.predict(frame.limit(0), net, inputs=["pair"])
-    with pytest.raises(OptionsError, match="the model is a `int`"):
+    with pytest.raises(OptionsError, match=r"model .*`int`"):
         sparkring.predict(frame, 7, inputs=["pair"])
     with pytest.raises(OptionsError, match=r"autocast='float16' .*only .*torch modules"):
         sparkring.predict(frame, len, inputs=["id"], returns="long", probe=False, autocast="float16")
@@ -890,7 +890,7 @@ def test_errors_of_tasks(frame, spark, no_folder_left):
 def test_a_stream(spark, tmp_path, no_folder_left):
     spark.range(0, 20, 1, 1).selectExpr("cast(id AS double) AS x").write.parquet(str(tmp_path / "in"))
     stream = spark.readStream.schema("x double").parquet(str(tmp_path / "in"))
-    with pytest.raises(OptionsError, match="the DataFrame is a stream"):
+    with pytest.raises(OptionsError, match=r"DataFrame .*stream"):
         sparkring.predict(stream, lambda batch: batch["x"], inputs=["x"])
     scored = sparkring.predict(stream, lambda batch: batch["x"] + 1, inputs=["x"], returns="double", idle_s=0.3)
     query = scored.writeStream.format("memory").queryName("scored").trigger(availableNow=True).start()

@@ -85,7 +85,7 @@ def test_several_columns(tmp_path):
 def test_a_key_without_a_state(folder):
     """The error names the row and the key; with on_error="null", only the rows of this key are null."""
     score, used = scorer(folder)
-    with pytest.raises(RowsError, match="no state for model_id = 'z': it has those of 'a', 'b', 'c'") as caught:
+    with pytest.raises(RowsError, match=r"model_id = 'z': .*'a', 'b', 'c'") as caught:
         score.score(table(["a", "z"]).select(used))
     assert caught.value.row == 1
     score, used = scorer(folder, on_error="null")
@@ -95,7 +95,7 @@ def test_a_key_without_a_state(folder):
 def test_what_key_means(folder, tmp_path):
     """With a model for each key, it names their columns; otherwise, it is the name of a value."""
     for key in (None, ["a", "b"]):
-        with pytest.raises(OptionsError, match=r"a model for each value of model_id: .* key='model_id'"):
+        with pytest.raises(OptionsError, match=r"each value of model_id\b.* key='model_id'"):
             _ = Settings(folder, ["x"], make_model, key=key).used
     checkpoints(tmp_path / "single", background=False).save(0, {"net": make_model(), "other": make_model()})
     settings = Settings(str(tmp_path / "single"), ["x"], make_model, key="net")
@@ -115,15 +115,16 @@ def test_files(folder, tmp_path):
     assert [row["prediction"] for row in rows] == [FACTORS[row["model_id"]] * row["x"] for row in rows]
     assert {row["step"] for row in rows} == {3}
     pq.write_table(table(["a", "z"]), tmp_path / "data" / "0.parquet")
-    with pytest.raises(DataError, match="no state for model_id = 'z'"):
+    with pytest.raises(DataError, match="model_id = 'z'"):
         sparkring.predict(tmp_path / "data", folder, make_model, to=tmp_path / "other", **options)
     until(lambda: not list(Path(tempfile.gettempdir()).glob("sparkring-model-*")), "no model process is left")
 
 
 def test_a_dataframe(spark, folder):
     """So do Spark's tasks, whose rows have keys in a column that the model does not use."""
-    frame = spark.createDataFrame([(float(n), key) for n, key in enumerate("abcab")], "x float, model_id string")
-    scored = sparkring.predict(frame, folder, make_model, inputs={"x": ["x"]}, key="model_id", idle_s=1)
+    pairs = [(float(n), key) for n, key in enumerate("abcab")]
+    frame = spark.createDataFrame(pairs, "x float, model_id string").coalesce(1)
+    scored = sparkring.predict(frame, folder, make_model, inputs={"x": ["x"]}, key="model_id", idle_s=0.3)
     rows = scored.collect()
     assert [row.prediction for row in rows] == [FACTORS[row.model_id] * row.x for row in rows]
     assert scored.columns == ["x", "model_id", "prediction"]

@@ -105,7 +105,7 @@ def test_shards_are_joined(dims, shards):
     made = joined([TensorShard((6, 4), mesh, at, dims, False, True, True, piece) for at, piece in pieces.items()])
     assert torch.equal(made, whole)
     assert isinstance(made, nn.Parameter)
-    with pytest.raises(ValueError, match="not all of them have returned"):
+    with pytest.raises(ValueError, match=r"not all .*returned"):
         joined([TensorShard((6, 4), mesh, (0,) * len(dims), dims, False, True, True, whole)])
 
 

@@ -246,7 +246,7 @@ def test_the_runs_that_have_read_a_table(capsys):
     shown = capsys.readouterr().out
     assert "3 saved runs" in shown
     assert all(text in shown for text in ("10 (bb)", "cell b", "cell d"))
-    with pytest.raises(OptionsError, match="no saved run has read"):
+    with pytest.raises(OptionsError, match=r"\bales\b"):
         readers("ales")
 
 
@@ -267,7 +267,7 @@ def test_every_event_survives_json():
         found = json.loads(events.to_json(event))
         if isinstance(event, events.Output):
             found["data"] = event.data
-        assert events.from_json({**found, "of a later version": 1}) == event
+        assert events.from_json({**found, "later": 1}) == event
 
 
 def test_every_record_survives_json():
@@ -298,7 +298,7 @@ def test_every_record_survives_json():
         line = snapshots.to_json(snapshots.Snapshot(after, is_cut=True))
         assert line.encode().startswith(snapshots.BEGIN_OF_CUT)
         assert snapshots.from_json(json.loads(line)) == snapshots.Snapshot(after, is_cut=True)
-    assert snapshots.from_json({"is_cut": False, "record": {"of a later version": 1}}).record == RunRecord()
+    assert snapshots.from_json({"is_cut": False, "record": {"later": 1}}).record == RunRecord()
 
 
 def test_a_run_that_an_older_version_saved():
@@ -307,7 +307,7 @@ def test_a_run_that_an_older_version_saved():
     older = {name: value for name, value in started.items() if name not in ("captured", "versions")}
     found = events.from_json(older)
     assert (found.captured, found.versions, found.run_id) == ((), (), "x")
-    started["captured"][0]["of a later version"] = 1
+    started["captured"][0]["later"] = 1
     assert events.from_json(started) == story("x")[0]
 
 
@@ -444,7 +444,7 @@ def test_the_logs_of_a_run_that_has_been_removed():
     result = RunResult({}, {}, run_store.load(path))
     assert result.logs(1) == "two"
     run_store.prune(keep=0)
-    with pytest.raises(DataError, match="run gone no longer exist"):
+    with pytest.raises(DataError, match=r"run gone\b"):
         result.logs(1)
 
 
@@ -469,7 +469,7 @@ def test_the_list_has_the_last_metrics(capsys):
     with pytest.raises(OptionsError, match="no such column"):
         MAGICS["runs"].run(None, "--sort no")
     MAGICS["runs"].run(None, "--where 'loss > 1'")
-    assert capsys.readouterr().out == "no run passes the filter.\n"
+    assert mentions(capsys.readouterr().out, "no run", "filter")
 
 
 def test_finding_runs(monkeypatch):
@@ -543,7 +543,7 @@ def test_deleting_runs(capsys):
     for name, days, is_ended in (("old", 40, True), ("older", 50, True), ("killed", 60, False), ("new", 1, True)):
         begun = events.RunStarted(now - days * 86400, name, f"the {name}", "x", 2, "local", "plain", "all")
         save(name, [begun, *([events.RunFinished(begun.time + 9, "finished")] if is_ended else [])])
-    with pytest.raises(OptionsError, match="no saved run called 'nothing'"):
+    with pytest.raises(OptionsError, match=r"run .*'nothing'"):
         MAGICS["runs"].run(None, "--delete nothing")
     with pytest.raises(OptionsError, match=r"run killed .*progress .*another kernel"):
         MAGICS["runs"].run(None, "--delete killed")
@@ -825,10 +825,8 @@ def test_an_observer_that_fails_is_dropped(monkeypatch, fails):
 def test_an_observer_that_cannot_be_made(monkeypatch):
     monkeypatch.setattr(recorder, "OBSERVERS", [lambda: 1 / 0, Follower])
     live = recorder.Recorder(Quiet(), story("goes-on")[0])
-    assert [notice.text.rpartition(": ")[0] for notice in live.record.notices] == [
-        "the run continues, but test_an_observer_that_cannot_be_made.<locals>.<lambda> does not follow it: "
-        "ZeroDivisionError"
-    ]
+    (notice,) = live.record.notices
+    assert mentions(notice.text, "test_an_observer_that_cannot_be_made.<locals>.<lambda>", "ZeroDivisionError")
     assert run_store.load(Path(live.close("finished").log_folder)) == live.record
 
 

@@ -288,7 +288,7 @@ def test_an_error_of_the_users_pruner_ends_the_run(runs):
         def prune(self, study: Any, trial: Any) -> bool:
             raise ZeroDivisionError("no trials")
 
-    with pytest.raises(RunFailed, match=r"iterable raised ZeroDivisionError: no trials after 1 trial;") as caught:
+    with pytest.raises(RunFailed, match=r"ZeroDivisionError: no trials .*\b1 trial\b") as caught:
         runs(train, grid([1, 2], prune=Broken()), 1)
     assert 'raise ZeroDivisionError("no trials")' in str(caught.value)
     assert api.last_result.values == [10.0]

@@ -455,11 +455,10 @@ def test_notices_about_checkpoints(monkeypatch):
             report(used)
             report(used)
     record = until(ended, "the record has ended")
-    assert [notice.text for notice in record.notices][:3] == [
-        "here now predicts with step 7, loaded in 0.2 s (process 12)",
-        "here now predicts with step 8, loaded in 0.2 s (process 12)",
-        "here still predicts with step 10 (process 12): gone",
-    ]
+    first, second, last = (notice.text for notice in record.notices[:3])
+    assert mentions(first, "here", "step 7", "0.2 s", "process 12")
+    assert mentions(second, "here", "step 8", "0.2 s", "process 12")
+    assert mentions(last, "here", "still", "step 10", "process 12", "gone")
     assert record.message.startswith("30 rows scored in ")
     assert "3 without a prediction" in record.message
     assert "3 newer checkpoints used" in record.message

@@ -581,7 +581,7 @@ def test_an_iterable_can_begin_with_a_later_batch() -> None:
     source = IteratorSource(Table(), "table", StreamOptions())
     source.run(2, "", lambda batch: found.append(batch.batch_id), lambda: False, print)
     assert found == [3, 4]
-    with pytest.raises(DataError, match=r"table\.from_batch\(6\) raised LookupError: no batch 6"):
+    with pytest.raises(DataError, match=r"table\.from_batch\(6\) .*LookupError: no batch 6"):
         source.run(5, "", lambda batch: None, lambda: False, print)
 
 

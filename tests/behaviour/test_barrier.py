@@ -108,7 +108,7 @@ def test_a_rank_on_this_machine_is_in_no_task(local):
         assert TaskContext.get() is None
         BarrierTaskContext.get()
     """
-    with pytest.raises(RunFailed, match="not in a barrier stage"):
+    with pytest.raises(RunFailed, match="barrier stage"):
         local.run(cell, 1)
 
 
@@ -319,7 +319,7 @@ def test_rows_that_spark_cannot_compute(barrier, spark):
     def raises(x):
         raise ValueError("first line\nsecond line")
 
-    with pytest.raises((LaunchError, RunFailed), match=r"(?m)ended .*barrier stage: ValueError: first line$"):
+    with pytest.raises((LaunchError, RunFailed), match=r"(?m)barrier stage.*: first line$"):
         barrier("len(list(rows))", spark.range(0, 4, 1, 2).select(raises("id")))
 
 

@@ -113,7 +113,8 @@ def test_items_share_objects_with_captured_names(pools):
     every = ["relu", "Kind", "none", "plain", "square", "sqrt"]
     assert pools.run("v in labels", "labels[v]").values == every
     assert pools.run("v in list(labels)", "labels[v], v is NONE").values == [(x, x == "none") for x in every]
-    assert pools.run("v, text in labels.items()", "labels[v] == text").values == [True] * 6
+    pairs = pools.run("v, text in labels.items()", "labels[v] == text")
+    assert pairs.values == [True] * 6
     assert pools.run("item in generated()", "labels[item['a'][0].of]").values == every
     cell = "[v is NONE, v is not data and v in members, v is data, [v is each for each in datas]]"
     own = [[True, False, False, [False] * 2], [False, True, False, [False] * 2], [False, False, True, [False, True]]]

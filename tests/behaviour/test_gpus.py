@@ -107,11 +107,11 @@ attempt("one each", -2, gpus=1)
 attempt("two each", -2, gpus=2)
 attempt("none", -2, gpus=0)
 attempt("too few", -2, gpus=3)
-attempt("one of the driver's", -2, gpus=1, env=(("CUDA_VISIBLE_DEVICES", "3,1"),))
+attempt("the driver's list", -2, gpus=1, env=(("CUDA_VISIBLE_DEVICES", "3,1"),))
 attempt("by UUID", -2, gpus=1, env=(("CUDA_VISIBLE_DEVICES", "GPU-2222,GPU-0000-fake"),))
-attempt("behind one that is not there", -2, gpus=1, env=(("CUDA_VISIBLE_DEVICES", "1,7,2"),))
-attempt("hidden from the driver", -1, gpus=1, env=(("CUDA_VISIBLE_DEVICES", ""),))
-attempt("more ranks than GPUs", -5)
+attempt("behind a gap", -2, gpus=1, env=(("CUDA_VISIBLE_DEVICES", "1,7,2"),))
+attempt("hidden", -1, gpus=1, env=(("CUDA_VISIBLE_DEVICES", ""),))
+attempt("more ranks", -5)
 used(-2, gpus=2)
 
 from sparkring.launchers import gpus_in_use
@@ -120,7 +120,7 @@ gpus_in_use.hold("another gang", nvml.find("0"))
 attempt("beside another gang", -2)
 gpus_in_use.release("another gang")
 os.environ["FAKE_MIG"] = "2---"
-attempt("the last on an instance", -4)
+attempt("an instance", -4)
 del os.environ["FAKE_MIG"]
 
 CRASH = r"""
@@ -137,7 +137,7 @@ except SparkringError as error:
     fault = failure.gpu
     holders = [[each.kind, each.rank, each.used_bytes] for each in fault.holders]
     found["crash"] = [failure.signal, fault.kind, fault.address, fault.xid, holders, str(error)]
-found["in use at the end"] = list(gpus_in_use._in_use.values())
+found["in use"] = list(gpus_in_use._in_use.values())
 
 import sparkring
 
@@ -152,13 +152,13 @@ def items(name, np, gpus, **options):
         found[name] = f"{type(error).__name__}: {error}"
 
 items("two share one", -4, 0.5, env={"CUDA_VISIBLE_DEVICES": "3,1"})
-items("two for an item", -2, 2)
+items("items with two", -2, 2)
 items("planned", -1, 0.5, plan=True, env={"CUDA_VISIBLE_DEVICES": "2"})
 from sparkring.launchers.local import default_at_once
 cores = len(os.sched_getaffinity(0))
 found["by default"] = [default_at_once(1, 4, {}), default_at_once(2, 1, {"CUDA_VISIBLE_DEVICES": "1"}),
                        default_at_once(1, 0.5, {"CUDA_VISIBLE_DEVICES": "1"}) == min(2, cores)]
-items("too few for items", -3, 0.3, env={"CUDA_VISIBLE_DEVICES": ""})
+items("items with none", -3, 0.3, env={"CUDA_VISIBLE_DEVICES": ""})
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "3,1"
 files(-3)
@@ -249,29 +249,29 @@ def test_local(driver, four_gpus):
     assert found["one each"] == [[["0"], "0,1", "PCI_BUS_ID"], [["1"], "0,1", "PCI_BUS_ID"]]
     assert found["two each"] == [[["0", "1"], "0,1,2,3", "PCI_BUS_ID"], [["2", "3"], "0,1,2,3", "PCI_BUS_ID"]]
     assert [value[:2] for value in found["none"]] == [[[], ""]] * 2
-    assert [value[:2] for value in found["one of the driver's"]] == [[["3"], "3,1"], [["1"], "3,1"]]
+    assert [value[:2] for value in found["the driver's list"]] == [[["3"], "3,1"], [["1"], "3,1"]]
     assert [value[0] for value in found["by UUID"]] == [["GPU-2222"], ["GPU-0000-fake"]]
-    assert [value[0] for value in found["more ranks than GPUs"]] == [[]] * 5
+    assert [value[0] for value in found["more ranks"]] == [[]] * 5
 
     assert [value[:2] for value in found["beside another gang"]] == [[["1"], "1,2,3,0"], [["2"], "1,2,3,0"]]
     own = [*(f"GPU-{index * 4}-fake" for index in "123"), "MIG-00-fake"]
-    assert [value[:2] for value in found["the last on an instance"]] == [[[each], each] for each in own]
+    assert [value[:2] for value in found["an instance"]] == [[[each], each] for each in own]
     *crash, message = found["crash"]
     holders = [["other", None, 6], ["rank", 0, 5]]
     assert crash == ["SIGABRT", "illegal access", "0", 31, holders], "the last output and NVML say what has happened"
     assert "illegal memory access" in message
-    assert found["in use at the end"] == []
+    assert found["in use"] == []
 
     installed = ", ".join(f"{index} (NVIDIA Fake, 80 GB)" for index in range(4))
     assert mentions(found["too few"], "LaunchError", "6 GPUs (2 ranks × 3)", "4", installed, "--gpus 0")
     assert sorted(value[1] for value in found["two share one"]) == ["1", "1", "3", "3"]
-    assert sorted(value[1] for value in found["two for an item"]) == ["0,1", "2,3"]
+    assert sorted(value[1] for value in found["items with two"]) == ["0,1", "2,3"]
     assert found["by default"] == [1, 1, True]
     assert found["planned"] == [1, [[["2"], "2"]]]
     none = ("0", "CUDA_VISIBLE_DEVICES=''", "--gpus 0")
-    assert mentions(found["too few for items"], "LaunchError", "1 GPU (3 items × 0.3)", *none)
-    assert mentions(found["behind one that is not there"], "1 found", "CUDA_VISIBLE_DEVICES='1,7,2': 1 (")
-    assert mentions(found["hidden from the driver"], "(1 rank × 1)", *none)
+    assert mentions(found["items with none"], "LaunchError", "1 GPU (3 items × 0.3)", *none)
+    assert mentions(found["behind a gap"], "1 found", "CUDA_VISIBLE_DEVICES='1,7,2': 1 (")
+    assert mentions(found["hidden"], "(1 rank × 1)", *none)
 
     gb = 10**9
     assert found["used"] == [

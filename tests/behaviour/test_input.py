@@ -158,7 +158,7 @@ def test_an_item_cannot_ask(monkeypatch):
     import sparkring
     from sparkring.errors import ItemsFailed
 
-    with pytest.raises(ItemsFailed, match=r"EOFError: .*item .*run cannot call input"):
+    with pytest.raises(ItemsFailed, match=r"EOFError: .*\bitem\b.* input\(\)"):
         sparkring.foreach(lambda item: input(), [1], np=-1, retries=0, quiet=True)
 
 
@@ -182,10 +182,11 @@ def test_post_mortem(ring, user):
     record = ring.view.record
     assert (record.failed_rank, record.failure.error) == (1, "builtins.ZeroDivisionError")
     lines = printed(record, 1)
-    assert lines[0] == "ZeroDivisionError: division by zero"
+    assert lines[0].startswith("ZeroDivisionError: ")
     assert lines.count("1") == 2, "x + 1 in f(), and the rank"
 
 
+@pytest.mark.any_launcher
 def test_post_mortem_without_a_user(ring, monkeypatch):
     def refuse(prompt):
         raise EOFError
@@ -196,6 +197,7 @@ def test_post_mortem_without_a_user(ring, monkeypatch):
     assert ring.view.record.failure.error == "builtins.ZeroDivisionError"
 
 
+@pytest.mark.any_launcher
 def test_an_interrupt_ends_a_post_mortem(ring, monkeypatch):
     def interrupt(prompt):
         raise KeyboardInterrupt
@@ -206,6 +208,7 @@ def test_an_interrupt_ends_a_post_mortem(ring, monkeypatch):
     assert ring.view.record.outcome == "interrupted"
 
 
+@pytest.mark.any_launcher
 def test_the_user_switches_to_another_rank(ring, user, monkeypatch):
     """After an answer, the same rank asks again, until it goes on. `rank N` continues with another rank's prompt."""
     user += ["p 10 + rank", "rank 7", "other", "p 10 + rank", "continue", "p 20 + rank", "continue"]

@@ -133,7 +133,7 @@ begun
 @pytest.mark.forked("numpy")
 def test_nan_ends_the_run(ring, tmp_path):
     """With --stop-on nan, the error names rank, metric, step and the last good checkpoint, and there is no restart."""
-    with pytest.raises(RunFailed, match=r"(?s)loss is NaN on rank 1 at step 7.*Step 5 is saved") as caught:
+    with pytest.raises(RunFailed, match=r"(?s)loss .*NaN .*rank 1 .*step 7\b.*[Ss]tep 5\b") as caught:
         ring.run(
             """
 import math, time
@@ -169,7 +169,7 @@ def test_nan_in_a_function_ends_the_run(ring, tmp_path):
         sparkring.checkpoints().save(3, {}, {"val_loss": float("inf")})
 
     directory = str(tmp_path / "dir")
-    with pytest.raises(RunFailed, match="val_loss is infinite on rank 0 at step 3") as caught:
+    with pytest.raises(RunFailed, match=r"val_loss .*infinite .*rank 0 .*step 3\b") as caught:
         sparkring.run(train, np=-1, framework="plain", checkpoint_dir=directory, stop_on="nan")
     assert len(caught.value.record.attempts) == 1
     with pytest.raises(OptionsError, match="stop_on"):

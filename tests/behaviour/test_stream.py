@@ -136,7 +136,7 @@ def test_a_stream_continues_where_it_was_ended(two: WarmRing, tmp_path: Path) ->
         each.write_bytes(each.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError, match=r"all checkpoints in .*damaged: restore .*files,"):
         stream(two, batches(10), checkpoint_dir=str(tmp_path / "shared")).result()
-    with pytest.raises(CheckpointError, match="the cell has changed"):
+    with pytest.raises(CheckpointError, match=r"cell .*changed"):
         stream(two, batches(10), TRAIN + "w += 1", checkpoint_dir=str(tmp_path))
 
 
@@ -281,7 +281,7 @@ def test_errors(two: WarmRing, tmp_path: Path) -> None:
             stream(two, items, cell).result()
     with pytest.raises(DataError, match=r"`items` is a `dict`: use .*streaming DataFrame"):
         stream(two, {"x": [1]})
-    with pytest.raises(RunFailed, match=r"cell uses no model, optimizer .*other value"):
+    with pytest.raises(RunFailed, match=r"no model, optimizer "):
         stream(two, batches(1), "print(len(batch))", checkpoint_dir=str(tmp_path)).result()
     assert two.values("seen") == [0, 0]
 
@@ -390,7 +390,7 @@ def test_a_state_for_each_key(two: WarmRing, tmp_path: Path) -> None:
     for by, message in ((("k", "v"), "with --by k,v"), ((), "without --by")):
         with pytest.raises(RunFailed, match=rf"state .*each value .*k, .*stream {message} cannot continue"):
             stream(two, items, cell, **{**options, "by": by}).result()
-    with pytest.raises(DataError, match=r"--by z: batch 0 .*items .*no such column, only k, v"):
+    with pytest.raises(DataError, match=r"--by z: batch 0 .*\bitems\b.* k, v\b"):
         stream(two, items, cell, by=("z",)).result()
     with pytest.raises(DataError, match=r"--.*x: .*type .*column .*float64\[2\], .*key .*single"):
         stream(two, batches(1), "w = w + 1", by=("x",), state=("w",)).result()

@@ -37,7 +37,7 @@ def few_looks(monkeypatch):
 
 
 def test_a_slow_function_on_one_rank_is_named(pair):
-    """Its time and its line arrive while the cell runs; the next cell on the same ranks starts at zero."""
+    """Its time and its line arrive while the cell runs. The next cell starts at zero, and nobody is accused in it."""
     early = []
     pair.view.on_refresh = lambda record: early.append(record.ranks[1].spent)
     record = pair.run(STEPS, namespace={"slow": (1,), "lasts_s": 4.0}, framework="torch").record
@@ -46,13 +46,9 @@ def test_a_slow_function_on_one_rank_is_named(pair):
     assert "augment" in [call.function for call in judged.place.calls]
     assert any(early), "nothing was told before the end"
     spent = record.ranks[1].spent
-    assert spent.phases["idle"] > spent.phases["collective"]
-    record = pair.run(STEPS, namespace={"slow": (), "lasts_s": 1.2}, framework="torch").record
-    assert 1.0 < record.ranks[1].spent.elapsed_s < spent.elapsed_s
-
-
-def test_balanced_ranks_are_not_accused(pair):
+    assert spent.phases["idle"] > spent.phases.get("collective", 0.0)
     record = pair.run(STEPS, namespace={"slow": (), "lasts_s": 3.0}, framework="torch").record
+    assert 2.0 < record.ranks[1].spent.elapsed_s < spent.elapsed_s + 2.0
     judged = verdict(record)
     assert judged is None or judged.kind != "slow rank", verdict_words(record)
 

@@ -469,7 +469,7 @@ def test_models_that_do_not_fit():
         parts.put_back(wider, kept(narrow))
     assert equal(wider.get_weights(), before)
     uncompiled = tf.keras.models.clone_model(make())
-    with pytest.raises(CheckpointError, match="was not when it was saved"):
+    with pytest.raises(CheckpointError, match=r"compiled.*--fresh"):
         parts.put_back(make(), kept(uncompiled))
 
 
@@ -649,7 +649,7 @@ def test_nan_ends_fit(told, monkeypatch):
     batches = []
     count = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
     monkeypatch.setattr(report, "_stops_on_nan", True)
-    with pytest.raises(NotFiniteError, match="loss is NaN on rank 0 at epoch 1, step 8"):
+    with pytest.raises(NotFiniteError, match=r"loss .*NaN .*rank 0 .*epoch 1, step 8\b"):
         make().fit(x, y, batch_size=2, shuffle=False, verbose=0, callbacks=[count])
     assert batches == list(range(8))
 

@@ -197,7 +197,7 @@ def test_an_end_that_another_callback_wants_and_data_of_unknown_length(keras, nu
     model, data = make(keras), numbered_shards(numbered)
     data = data.resume(data.position(step=15))
     resume = checkpoints(tmp_path / "other").keras(model, data=data)
-    with pytest.raises(CheckpointError, match=r"Keras .*not know how many batches .*epoch .* has"):
+    with pytest.raises(CheckpointError, match=r"Keras .*batches .*epoch"):
         model.fit(data.as_tf("x", "y").map(lambda x, y: (x, y)), callbacks=[resume])
 
 

@@ -58,9 +58,9 @@ def test_keys_of_all_ranks(train):
     assert store.keys() == store.keys(0) == KEYS
     assert {key: state["seen"] for key, state in store.load().items()} == {**dict.fromkeys(KEYS, 1), "a": 2}
     assert store.load(key="a")["w"].tolist() == [2, 2]
-    with pytest.raises(CheckpointError, match="no state for model_id = 'z': it has those of 'a', 'b', 'c', 'd', 'e'"):
+    with pytest.raises(CheckpointError, match=r"model_id = 'z': .*'a', 'b', 'c', 'd', 'e'"):
         store.load(key="z")
-    with pytest.raises(CheckpointError, match="no state for model_id = None"):
+    with pytest.raises(CheckpointError, match=r"model_id = None\b"):
         store.load(key=None)
 
 
@@ -93,7 +93,7 @@ def test_a_state_that_is_not_by_key(tmp_path, seat):
     store.save(0, {"w": np.zeros(2)})
     assert store.key_columns(store.find()) == ()
     for call in (store.keys, lambda: store.load(key="a")):
-        with pytest.raises(CheckpointError, match="a single state, not one for each key"):
+        with pytest.raises(CheckpointError, match="a single state"):
             call()
 
 

@@ -512,7 +512,7 @@ def test_a_dataclass_that_does_not_fit(monkeypatch):
     """The error names the fields that have changed, the missing class, or the attribute that cannot be saved."""
     saved = kept({"epoch": Epoch(1.0)})
     changed = dataclasses.make_dataclass("Epoch", ["loss", "accuracy"])
-    with pytest.raises(CheckpointError, match=r"state\['epoch'\]: .*accuracy added; weights removed"):
+    with pytest.raises(CheckpointError, match=r"state\['epoch'\]: .*accuracy .*weights"):
         put_back({"epoch": changed(0.0, 0.0)}, saved)
     with pytest.raises(CheckpointError, match=r"state\['epoch'\] .*Epoch, .*checkpoint .*value .*type"):
         put_back({"epoch": Epoch(0.0)}, kept({"epoch": {"loss": 1.0}}))
@@ -560,5 +560,5 @@ def test_a_submodule_named_like_a_wrappers_is_left_alone():
     other = torch.nn.ModuleDict({"module": torch.nn.Linear(1, 1)})
     put_back({"model": other}, kept({"model": torch.nn.DataParallel(net)}))
     assert torch.equal(other["module"].weight, net["module"].weight)
-    with pytest.raises(CheckpointError, match="does not fit this Linear"):
+    with pytest.raises(CheckpointError, match=r"not fit .*Linear"):
         put_back({"model": torch.nn.Linear(2, 1)}, kept({"model": torch.nn.DataParallel(network())}))

@@ -50,7 +50,7 @@ def fails_on(bad):
     def decode(batch):
         for x in batch["x"]:
             if x in bad:
-                raise ValueError(f"no image in {x}")
+                raise ValueError(f"no image {x}")
         return {"x": batch["x"], "double": batch["x"] * 2}
 
     return decode
@@ -62,17 +62,17 @@ def test_the_row_is_named(images, bad, shuffle):
     """An error of the transform, or of the conversion to an array, names file, row group and row."""
     folder = images({bad})
     data = shards(folder, 32, columns=["x"], transform=fails_on({bad}), shuffle=shuffle, remainder="join")
-    with pytest.raises(DataError, match=rf"{place(bad)}: ValueError: no image in {bad}\..*on_error=") as caught:
+    with pytest.raises(DataError, match=rf"{place(bad)}: ValueError: no image {bad}\..*on_error=") as caught:
         list(data.as_numpy())
     assert any(entry.name == "decode" for entry in caught.traceback), "the user sees the line of the transform"
-    with pytest.raises(DataError, match=rf"{place(bad)}: .*`image` has a row of 3"):
+    with pytest.raises(DataError, match=rf"{place(bad)}: .*`image`.* 3\b"):
         list(shards(folder, 32, raw=RAW, shuffle=shuffle, remainder="join").as_numpy())
 
 
 def test_a_row_behind_a_filter(images):
     """With a filter, rows are counted among those that pass it."""
     data = shards(images(), 8, where="x >= 10", transform=fails_on({82}), shuffle=False)
-    with pytest.raises(DataError, match=r"row group 1, row 12 of those that pass the filter"):
+    with pytest.raises(DataError, match=r"row group 1, row 12 .*filter"):
         list(data.as_numpy())
 
 
@@ -96,7 +96,8 @@ def test_rows_are_left_out(images, monkeypatch, capsys, how, shuffle):
     counts = [message.left_out for message in told if isinstance(message, DataRead) and message.done]
     assert sum(counts) == len(bad)
     named = capsys.readouterr().err
-    assert named.count("left out a row: ") == sum(min(count, 10) for count in counts)
+    places = re.findall(r"/[ab]\.parquet, row group \d+, row \d+", named)
+    assert len(places) == sum(min(count, 10) for count in counts)
     assert any(re.search(place(n), named) for n in bad)
 
 

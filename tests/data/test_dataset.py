@@ -379,7 +379,7 @@ def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
     with pytest.raises(PathError, match="Write dbfs:/x/y"):
         open_dataset("dbfs://x/y")
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(tmp_path / "root"))
-    with pytest.raises(DataError, match="dbfs:/x does not exist"):
+    with pytest.raises(DataError, match=r"dbfs:/x\b.* exist"):
         open_dataset("dbfs:/x")
     with pytest.raises(DataError, match=r"list .*paths .*empty"):
         open_dataset([])
@@ -401,7 +401,7 @@ def test_an_empty_data_set(tmp_path):
         open_dataset(tmp_path / "none")
     empty = pa.table({"x": pa.array([], pa.int64())})
     write(tmp_path / "some" / "a.parquet", empty)
-    with pytest.raises(DataError, match="it has no rows"):
+    with pytest.raises(DataError, match="no rows"):
         open_dataset(tmp_path / "some")
     write(tmp_path / "some" / "b.parquet", pa.table({"x": [1]}))
     assert open_dataset(tmp_path / "some").rows == 1
@@ -444,7 +444,7 @@ def test_columns_that_cannot_be_told_apart(tmp_path):
     with pytest.raises(DataError, match="several columns called `x`"):
         open_dataset(path)
     assert open_dataset(path, ["y"]).rows == 1
-    with pytest.raises(DataError, match="it has no columns"):
+    with pytest.raises(DataError, match=r"b\.parquet\b.*no columns"):
         open_dataset(write(tmp_path / "b.parquet", pa.table({"__index_level_0__": [1]})))
 
 

@@ -49,7 +49,8 @@ def test_a_table_has_the_rows_of_its_newest_version(sales):
     assert rows(sales, ["store", "x", "note"]) == sorted([*old, (3, 20, "new")], key=lambda row: row[:2])
     dataset = open_dataset(sales)
     assert (dataset.table_version, dataset.rows, dataset.nulls["note"]) == (2, 8, 7)
-    assert open_dataset(sales, where="note is null and store = 2").rows == 4
+    nulls_of_a_store = open_dataset(sales, where="note is null and store = 2")
+    assert nulls_of_a_store.rows == 4
 
 
 def test_a_version_and_a_time(sales):
@@ -92,7 +93,7 @@ def test_a_compacted_table_and_one_with_a_checkpointed_log(sales):
     os.remove(os.path.join(sales, "_delta_log", f"{0:020}.json"))
     with pytest.raises(DataError, match=r"version 0 of .*newest version is 5"):
         open_dataset(sales, version=0)
-    with pytest.raises(DataError, match="has no version 99: the newest is"):
+    with pytest.raises(DataError, match=r"version 99\b.*newest"):
         open_dataset(sales, version=99)
 
 
@@ -102,7 +103,7 @@ def test_a_table_that_changes_while_it_is_read(sales):
     deltalake.write_deltalake(sales, pa.table({"store": [9], "x": [99], "note": [""]}), mode="overwrite")
     assert sorted(int(x) for (x,) in data.as_numpy("x")) == [3, 4, 5, 6, 7, 8, 9, 20]
     deltalake.DeltaTable(sales).vacuum(0, dry_run=False, enforce_retention_duration=False)
-    with pytest.raises(DataError, match=r"removed since version 2 of"):
+    with pytest.raises(DataError, match=r"removed .*version 2\b"):
         list(data.as_numpy("x"))
 
 
@@ -291,7 +292,7 @@ def test_iceberg_and_plain_folders(tmp_path):
             open_dataset(tmp_path / path)
     shutil.rmtree(tmp_path / "ice/metadata")
     for choice in ({"version": 1}, {"timestamp": "2026-01-31"}):
-        with pytest.raises(DataError, match="not a Delta table"):
+        with pytest.raises(DataError, match=rf"Delta table.* {next(iter(choice))}="):
             open_dataset(tmp_path / "ice", **choice)
 
 

@@ -182,7 +182,7 @@ def test_sequence_examples(tmp_path):
     write(tmp_path / "uneven" / "a", uneven)
     (table,) = tfrecords(tmp_path / "uneven", batch_size=2, shuffle=False).as_arrow()
     assert table.to_pylist()[0] == {"id": 1, "s": [[0.0, 0.5]], "t": [0]}
-    with pytest.raises(DataError, match="rows of different lengths"):
+    with pytest.raises(DataError, match=r"`[st]` .*lengths"):
         next(tfrecords(tmp_path / "uneven", batch_size=2).as_numpy())
     padded = tfrecords(
         tmp_path / "uneven",
@@ -207,7 +207,7 @@ def test_a_batch_in_each_example(tmp_path):
     assert all((batch["x"][:, 1] == batch["y"]).all() for batch in batches)
     with pytest.raises(DataError, match="`x` holds bytes"):
         tfrecords(tmp_path, **options)
-    with pytest.raises(DataError, match=r"byte 0 has 3 rows of the feature `y`, but 6 of `x`"):
+    with pytest.raises(DataError, match=r"byte 0 .*\b3 .*`y`.*\b6 .*`x`"):
         list(tfrecords(tmp_path, schema={"x": ("float32", (2,)), "y": "int64"}, **options).as_numpy())
 
 
@@ -416,7 +416,7 @@ def test_the_data_of_every_record_is_checked_where_it_is_fast(tmp_path, monkeypa
     (tmp_path / "a").write_bytes(flipped(WHOLE, BEGINS[7] - 5))
     assert len(ys(tfrecords(tmp_path, batch_size=10))) == 10
     monkeypatch.setattr(framing, "_crc32c", lambda: framing._slow_crc32c)
-    with pytest.raises(DataError, match=f"damaged at byte {BEGINS[6]}: the data"):
+    with pytest.raises(DataError, match=rf"damaged .*byte {BEGINS[6]}: .*data"):
         ys(tfrecords(tmp_path, batch_size=10))
 
 

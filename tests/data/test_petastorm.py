@@ -278,9 +278,9 @@ def test_ranks_that_all_read_all_rows_are_told(local, uneven):
     for shards, rows, notices in (([{}, {}], [200, 200], 1), ([part, {}], [90, 200], 0), ([everything], [200], 0)):
         result = local.run(cell, namespace={"folder": f"file://{uneven}", "shards": shards}, framework="plain")
         assert result.values == [rows, rows]
-        lines = [line for line in local.view.record.recent if "reads all rows" in line.text]
+        lines = [line for line in local.view.record.recent if mentions(line.text, "all rows", "cur_shard=")]
         assert [line.rank for line in lines] == [0] * notices
-        assert all(f"{uneven}: each of 2 ranks reads all rows" in line.text for line in lines)
+        assert all(mentions(line.text, f"{uneven}:", "2 ranks", "all rows") for line in lines)
         (reading, *_) = result.record.ranks[1].readings
         assert (reading.opened.kind, reading.opened.rows, reading.ended[0].rows) == ("petastorm", 200, rows[0])
 
@@ -297,7 +297,7 @@ def test_transforms_under_petastorms_own_name(local, uneven):
         spec = TransformSpec(pairs, [("pair", np.float32, (2,), False)], selected_fields=["x", "pair"])
         make_batch_reader(folder, transform_spec=spec, cur_shard=rank, shard_count=size)
     """
-    with pytest.raises(RunFailed, match=r"DataError: .*after the transform, field 'pair' is float32 of shape \(3,\)"):
+    with pytest.raises(RunFailed, match=r"DataError: .*transform.* 'pair' .*float32 .*\(3,\)"):
         local.run(cell, namespace={"folder": f"file://{uneven}"}, framework="plain")
 
 
@@ -312,6 +312,7 @@ def test_compressed_images():
     assert (field.codec.decode(field, field.codec.encode(field, image)) == image).all()
 
 
+@pytest.mark.extended("library", "test_ranks_that_all_read_all_rows_are_told")
 def test_a_converter_under_petastorms_own_name(pair, spark, tmp_path):
     """The converter of petastorm.spark reads all rows on each rank. A notice says so, instead of a logging error."""
     from petastorm.spark import SparkDatasetConverter as Real
@@ -330,7 +331,7 @@ def test_a_converter_under_petastorms_own_name(pair, spark, tmp_path):
         converter.delete()
     assert result.values == [64, 64]
     lines = [line.text for line in result.record.recent]
-    assert len([line for line in lines if "each of 2 ranks reads all rows" in line]) == 1
+    assert len([line for line in lines if mentions(line, "2 ranks", "all rows", "cur_shard=")]) == 1
     assert not any("Logging error" in line or "hvd_rank" in line for line in lines)
 
 
@@ -581,7 +582,7 @@ def test_a_converter_without_a_folder(spark):
         make_spark_converter(spark.range(3))
     with pytest.raises(PathError, match=r"Write dbfs:/tmp/x"):
         make_spark_converter(spark.range(3), parent_cache_dir_url="dbfs://tmp/x")
-    with pytest.raises(PathError, match=r"/tmp/.*b: Petastorm cannot find .* the character ' '"):
+    with pytest.raises(PathError, match=r"/tmp/.*b: .*Petastorm .*' '"):
         make_spark_converter(spark.range(3), parent_cache_dir_url="/tmp/a b")
     with pytest.raises(DataError, match=r"takes .*Spark DataFrame, not .* `list`"):
         make_spark_converter([3], parent_cache_dir_url="/tmp/x")
@@ -653,7 +654,7 @@ def test_data_that_cannot_be_read(tmp_path, spoil, make):
 def test_shards_without_rows(tmp_path):
     """An endless reader would look for a row forever."""
     folder = write(tmp_path / "data", (40, 0, 40, 10))
-    with pytest.raises(DataError, match=r"shard 1 of 4 .* only row groups without rows"):
+    with pytest.raises(DataError, match=r"shard 1 of 4 .*row groups"):
         make_batch_reader(folder, cur_shard=0, shard_count=4)
     with pytest.raises(DataError, match=r"no Parquet files .*pass filters=\[\('x', '=', 1\)\]"):
         make_batch_reader(Path(shutil.move(folder, tmp_path / "x=0")).parent, filters=[("x", "=", 1)])
@@ -669,7 +670,7 @@ def test_paths_that_cannot_be(uneven):
         make_batch_reader("/data/what?")
     with pytest.raises(DataError, match=r"not written .*Petastorm.s materialize_dataset.*make_batch_reader"):
         make_reader(uneven)
-    with pytest.raises(DataError, match=r"matches no column\. Columns: x, y, v"):
+    with pytest.raises(DataError, match=r"no column\b.* x, y, v\b"):
         make_batch_reader(uneven, schema_fields=["z"])
 
 

@@ -392,7 +392,7 @@ def test_what_a_large_batch_lacks_is_told(images):
     batches = iter(read)
     next(batches)
     pq.write_table(pa.table({"image": [b"short"] * 8, "n": range(8)}), folder / "1.parquet", row_group_size=8)
-    with pytest.raises(tf.errors.OpError, match="has been rewritten since"):
+    with pytest.raises(tf.errors.OpError, match="rewritten"):
         list(read)
     del batches
     until(lambda: not reader_threads(), "the threads of the reader have ended")
@@ -812,10 +812,10 @@ def test_files_that_have_changed_since(tmp_path):
     pq.write_table(pa.table({"x": range(10)}), path)
     data = shards(tmp_path, 2)
     pq.write_table(pa.table({"x": range(20)}), path)
-    with pytest.raises(DataError, match="has been rewritten since"):
+    with pytest.raises(DataError, match="rewritten"):
         list(data.as_numpy())
     path.unlink()
-    with pytest.raises(DataError, match=r"has been removed since"):
+    with pytest.raises(DataError, match="removed"):
         list(data.as_numpy())
 
 
@@ -953,7 +953,7 @@ def test_ranks_that_read_all_footers_are_told(numbered, monkeypatch, capsys):
         for here, size, is_told in (("memory://numbered", 4, 1), ("memory://numbered", 3, 0), (numbered, 4, 0)):
             monkeypatch.setattr(module.world, "_current", module.world.World(0, size))
             shards(here, 10)
-            assert capsys.readouterr().err.count("in the notebook instead") == is_told
+            assert capsys.readouterr().err.count("shards()") == is_told
     finally:
         memory.rm("/numbered", recursive=True)
 

@@ -65,7 +65,7 @@ def test_neither_a_path_nor_a_table(spark, sales, folder):
             call("by_name.flights")
     with pytest.raises(DataError, match=r"nothing\.flights"):
         sparkring.table("nothing.flights")
-    with pytest.raises(OptionsError, match="file, folder or table"):
+    with pytest.raises(OptionsError, match=r"flights: .*table"):
         preview("flights", "flights", 2)
 
 

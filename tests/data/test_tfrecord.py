@@ -422,7 +422,7 @@ def test_a_folder_with_something_in_it(folder):
     assert list(folder.iterdir()) == []
     write_tfrecord(numbered(8), folder, batch_size=4)
     before = sorted(folder.rglob("*"))
-    with pytest.raises(DataError, match="is not an empty folder"):
+    with pytest.raises(DataError, match=r"not .*empty"):
         write_tfrecord(numbered(4), folder, batch_size=4)
     assert sorted(folder.rglob("*")) == before
 
@@ -452,7 +452,7 @@ def test_a_full_disk(folder):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(DataError, match=r"records cannot .*written: .*File too large.*Free up some space"):
+        with pytest.raises(DataError, match=r"records .*written: .*File too large"):
             write_tfrecord({"x": np.random.default_rng(0).random(1_000_000)}, folder, batch_size=1_000, files=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

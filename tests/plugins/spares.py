@@ -133,12 +133,12 @@ def check_streams(ring: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         b.handler.emit(logging.makeLogRecord({"msg": "by a handler"}))
         warnings.warn("by warnings")
         b.write("by a method\\n")
-        print("by the import's stream", file=b.stderr)
+        print("by its stream", file=b.stderr)
         print("by its descriptor", file=b.by_descriptor, flush=True)
-        print("by a file that it has opened", file=b.opened, flush=True)
+        print("by its file", file=b.opened, flush=True)
         b.click.echo("by click")
         for fd, copy in b.copies.items():
-            os.write(copy, f"by a copy of {fd}\\n".encode())
+            os.write(copy, f"by copy {fd}\\n".encode())
         same = sys.stderr is b.stderr is b.own_stderr is sys.__stderr__
         preloads.ahead, same, b.stated, (sys.stdout.isatty(), sys.stdout.seekable()), os.get_inheritable(b.copies[1])
     """
@@ -148,9 +148,9 @@ def check_streams(ring: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         for rank in range(size):
             lines = [(line.stream, line.text) for line in ring.view.record.recent if line.rank == rank]
             assert sorted(text for stream, text in lines if stream == "stdout") == [
-                "by a copy of 1",
                 "by a method",
                 "by click",
+                "by copy 1",
             ]
             texts = [text for stream, text in lines if stream == "stderr"]
             texts.remove("WARNING: Logging before flag parsing goes to stderr.")
@@ -158,8 +158,8 @@ def check_streams(ring: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert texts == [
                 "by a handler",
                 "by warnings",
-                "by the import's stream",
+                "by its stream",
                 "by its descriptor",
-                "by a file that it has opened",
-                "by a copy of 2",
+                "by its file",
+                "by copy 2",
             ]

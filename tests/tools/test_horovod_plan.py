@@ -253,7 +253,7 @@ def test_why_cuda_is_left_out_is_said(frameworks: tuple[InstalledFramework, ...]
 def test_nccl_cannot_be_had_for_cpu_builds(site: Path) -> None:
     pips_toolkit(site)
     pips_nccl(site)
-    with pytest.raises(BuildError, match=r"not CUDA builds: install .*CUDA build .*framework"):
+    with pytest.raises(BuildError, match=r"not CUDA builds: .*install"):
         plan(CPU_TENSORFLOW, CPU_TORCH, site=site, HOROVOD_GPU_OPERATIONS="NCCL")
     beside = plan(CPU_TENSORFLOW, TORCH, site=site, HOROVOD_GPU_OPERATIONS="NCCL")
     assert (beside.target.nccl, beside.target.tensorflow_cuda) == ("2.29.7", None)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from texts import mentions
+
 from sparkring.history import describe
 from sparkring.history.events import Ending, Event, Metrics, RunFinished, RunStarted
 from sparkring.history.record import RunRecord, replay
@@ -38,10 +40,12 @@ def test_a_run_is_compared_with_the_last_run_of_its_cell(tmp_path: Path) -> None
     [curve] = charts(running)["charts"][0]["curves"]
     assert curve["ghost"] == {"x": [1, 2, 3, 4], "time": [1, 2, 3, 4], "mean": [4, 3, 2, 1]}
     # While it is running, a run is compared with the last run at the same step.
-    assert curve["last"] == "1.5 (−25 % against the last run)"
-    assert state_message(running, 505.0)["last"] == ["val_loss 1.5 (−25 % against the last run)"]
+    assert mentions(curve["last"], "1.5", "−25 %")
+    (words,) = state_message(running, 505.0)["last"]
+    assert mentions(words, "val_loss 1.5", "−25 %")
     ended = replay([RunFinished(600.0, "finished")], running)
-    assert describe.metric_words(ended, 4) == ["val_loss 1.5 (+50 % against the last run)"]
+    (words,) = describe.metric_words(ended, 4)
+    assert mentions(words, "val_loss 1.5", "+50 %")
     page = panel(ended, now=600.0, final=True)
     assert "+50 % against" in page
     assert "pale line:" in page

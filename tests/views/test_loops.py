@@ -82,11 +82,11 @@ def test_tqdm(loop: str) -> None:
 
 def test_a_loader() -> None:
     pytest.importorskip("torch")
-    known = LOADER + "loader = DataLoader([1, 2, 3], batch_size=2)\n"
-    assert completed(known + "for i, x in enumerate(loader): log()") == [(0, 2), (1, 2)]
-    assert completed(known + "for e in range(2):\n    for i, x in enumerate(loader): log()")[-1] == (4, 4)
+    loop, known = "for i, x in enumerate(loader): log()", LOADER + "loader = DataLoader([1, 2, 3], batch_size=2)\n"
+    assert completed(known + loop) == [(0, 2), (1, 2)]
+    assert completed(f"{known}for e in range(2):\n    {loop}")[-1] == (4, 4)
     estimated = LOADER + "loader = DataLoader(Endless(), batch_size=None)\n"
-    assert set(completed(estimated + "for i, x in enumerate(loader): log()")) == {None}
+    assert set(completed(estimated + loop)) == {None}
 
 
 def test_the_slowest_rank_s_progress(replayed: Any) -> None:

@@ -215,7 +215,7 @@ def test_a_rank_with_nothing_stands_out(seen, unfolded):
     """The picture and its description say that a rank has nothing to read."""
     page = unfolded(shards_html(seen([[100]], 2)))
     assert page.count(">nothing</text>") == 1
-    assert mentions(page, "Petastorm", "row groups in turn", "rank 0 100 rows", "rank 1 0 rows")
+    assert mentions(page, "Petastorm", "row groups", "rank 0 100 rows", "rank 1 0 rows")
 
 
 def test_coverage_is_exact():

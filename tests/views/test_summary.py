@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+from texts import mentions
+
 from sparkring.history import describe
 from sparkring.history.events import (
     CodeFrame,
@@ -97,11 +99,11 @@ def test_how_long_a_run_took(replayed):
     """The time is in whole seconds during the run. If the ranks never started, the text says so."""
     began = 1_700_000_000.0
     assert describe.took(replayed(), began + 3.6) == "3 s"
-    ended = RunFinished(began + 3.6, "timed out", "the time limit of 3 s was reached")
+    ended = RunFinished(began + 3.6, "timed out", "after 3 s")
     assert describe.took(replayed(ended), 0.0) == "3.6 s"
-    assert describe.closing(replayed(ended), 0.0) == "timed out: the time limit of 3 s was reached · 3.6 s"
+    assert describe.closing(replayed(ended), 0.0) == "timed out: after 3 s · 3.6 s"
     refused = replayed(RunFinished(began, "failed", "no slots"), up=False)
-    assert describe.took(refused, 0.0) == "0 s, before the ranks were up"
+    assert describe.took(refused, 0.0).startswith("0 s, before ")
 
 
 def test_different_followers_share_a_line(replayed):
@@ -187,15 +189,17 @@ def test_a_timeout_says_where_each_rank_stood(replayed):
         size=6,
         code=CODE,
     )
-    assert describe.explain_timeout(record, "the time limit of 30 s passed") == (
-        "the time limit of 30 s passed\n\n"
-        "  ranks 0, 1 finished\n"
-        "  ranks 2, 3 wait at cell line 7: `train(3)`, in socket.py:9 recv\n"
-        "  rank 4 is frozen (SIGSTOP)\n"
-        "  rank 5 does not respond\n\n"
-        "A collective (allreduce, broadcast, a barrier) waits until every rank has called it.\n\n"
-        "Whole logs: /runs/a1b2/rank-N.log"
+    lines = describe.explain_timeout(record, "after 30 s").splitlines()
+    assert (lines[0], lines[2], *lines[4:6]) == (
+        "after 30 s",
+        "  ranks 0, 1 finished",
+        "  rank 4 is frozen (SIGSTOP)",
+        "  rank 5 does not respond",
     )
+    assert mentions(lines[3], "ranks 2, 3", "line 7: `train(3)`", "socket.py:9 recv")
+    assert "allreduce" in lines[7]
+    assert mentions(lines[9], "logs", "/runs/a1b2/rank-N.log")
+    assert len(lines) == 10
 
 
 PACKAGES = "/opt/env/lib/python3.11/site-packages"
@@ -278,8 +282,7 @@ def test_only_ranks_that_take_part_are_counted(replayed):
 
 def test_a_timeout_before_the_ranks_were_up(replayed):
     record = replayed(MemberJoined(2.0, 0, "node-0"), up=False)
-    expected = "the time limit of 30 s passed before the ranks were up: 1 of 2 ranks have connected"
-    assert describe.explain_timeout(record, "the time limit of 30 s passed") == expected
+    assert mentions(describe.explain_timeout(record, "after 30 s"), "after 30 s", "1 of 2 ranks")
 
 
 def test_the_closing_line(replayed):
