@@ -327,6 +327,19 @@ def test_two_frameworks_come_to_the_same_net(outputs: Callable[[str], dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.extended("notebook", "the quickstart runs in make test")
+def test_why_a_rank_is_slow(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """The first run names the slow rank and the function. After the change, no rank is named for it."""
+    found = outputs("slow_rank")
+    verdicts = []
+    for cell in ("slow", "fast"):
+        (panel,) = (output for output in found[cell] if output.output_type == "display_data")
+        verdicts.append(mentions(panel.data["text/plain"], "for rank 1", "augment"))
+    assert verdicts == [True, False]
+    assert len(re.findall(r"\d s$", printed(found["compare"]), re.MULTILINE)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.extended("notebook", "the quickstart runs in make test")
 def test_how_training_scales(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     """The table has a row for each number of ranks, and the findings quote it."""
     found = outputs("scaling")
