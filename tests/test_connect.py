@@ -269,7 +269,7 @@ def test_frames(attempts):
     assert sorted(answers.pop("partitions")) == [0, 0, 0, 0, 90]
     assert sum(answers.pop("shards")) == 2002.5
     assert answers.pop("a_view_by_its_name") == [90, [30, 30, 30]]
-    assert mentions(answers.pop("a_name_of_nothing"), "Spark session", "no table")
+    assert mentions(answers.pop("a_name_of_nothing"), "`nothing`", "Spark session")
     assert answers.pop("predict") == [1.0, 2.0, 3.0]
     assert answers.pop("predict_udf") == [0.0, 3.0, 6.0]
     assert answers.pop("an_estimator") == [2, True]

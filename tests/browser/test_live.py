@@ -67,7 +67,7 @@ class Watched:
         seen, self_same = "", 0
         while self_same < 10:
             self.page.wait_for_timeout(150)
-            charts = self.panel.locator("figure").evaluate_all("(all) => all.map((one) => one.textContent)")
+            charts = self.panel.locator(".sr-charts figure").evaluate_all("(all) => all.map((one) => one.textContent)")
             now = self.tile(0).inner_text() + "".join(charts)
             seen, self_same = now, self_same + 1 if now == seen else 0
 
