@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from fake_launcher import CELL, Exit, FakeLauncher, FakeRank, OneByOne, Vanish, events_until, running
 from texts import mentions
-from waiting import DEADLINE_S
+from waiting import DEADLINE_S, until
 
 from sparkring.errors import MemberLost
 from sparkring.gangs import gang as gangs
@@ -232,6 +232,7 @@ def test_another_attempt_never_becomes_a_second_member(watch):
     with one_by_one(cell) as (launcher, gang, execution):
         launcher.join(0)
         launcher.join(1)
+        until(lambda: 1 in gang._members.connections, "otherwise, the copy may become the member")
         copy = launcher.join(1, 1)
         found = events_until(lambda: execution.failed_rank is not None and gang._members._others, gang)
         assert execution.failed_rank == 1

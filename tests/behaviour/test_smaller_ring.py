@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -100,6 +101,6 @@ def test_a_worker_is_killed_and_another_one_comes(driver, brittle_cluster, tmp_p
     assert "ITEMS True [1, 2, 2]" in text, text
     assert ran.read_text().count("\n") == 42
     assert text.count("VALUE 4 True") == 4, text
-    assert "ATTEMPT 1 4 lost on " in text
+    assert re.search(r"ATTEMPT 1 4 (lost on|killed by SIGTERM)", text), "the executor may end first, or its ranks"
     assert mentions(text, "ATTEMPT 2 2", "slots", "more than 2 ranks")
     assert "ATTEMPT 3 4 \n" in text
