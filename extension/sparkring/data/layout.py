@@ -155,7 +155,7 @@ class BatchLayout:
         """Return the arrays of a batch, in which other rows take the places of bad ones. `begin` is its first row."""
         try:
             return self._columns(batch)
-        except Exception as error:
+        except Exception as error:  # the transform and the values' own code may raise anything
             if bad is None:
                 raise
             good = bad.good(len(batch), lambda row: self._columns(batch.slice(row, 1)), error, begin)

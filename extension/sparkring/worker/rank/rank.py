@@ -315,7 +315,7 @@ class Rank:
                     if exit_code(end) != 0:
                         raise
                     value = None
-                except Exception as error:
+                except Exception as error:  # raised again: the user only looks at it first
                     if request.post_mortem and os.getpid() == self.pid:
                         from sparkring.worker.rank import debugger  # not at the top, since the import takes 10 ms
 

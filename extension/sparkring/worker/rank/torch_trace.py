@@ -98,7 +98,7 @@ class StepTrace:
                 self._profiler.export_chrome_trace(path)
                 with open(path, "rb") as file:
                     data = file.read(MOST_BYTES + 1)
-        except Exception as error:
+        except Exception as error:  # for example, the disk is full; the training goes on
             self._fail(f"{type(error).__name__}: {error}")
             return
         if len(data) > MOST_BYTES:
